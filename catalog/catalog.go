@@ -34,8 +34,14 @@ type Config struct {
 	// connection's search_path.
 	Schema string
 
-	// Every is how often [Catalog.Run] looks for changes. The default is 5 seconds.
+	// Every is how often [Catalog.Run] looks for changes. The default is 5 seconds. A raise is
+	// complete after ten seconds, or twice the Every of who makes it: a process that looks more rarely
+	// may cut it back to the capacity of before.
 	Every time.Duration
+
+	// Store changes rows as their limits are edited, so that what was used stays used, and has
+	// [Catalog.Run] complete raises. Without one an edit leaves rows as they are.
+	Store Store
 
 	// Timeout bounds a statement without a deadline in its context. The default is 5 seconds.
 	Timeout time.Duration
@@ -272,6 +278,12 @@ func (c *Catalog) Run(ctx context.Context) {
 			return
 		case <-timer.C:
 			_ = c.Refresh(ctx) // which tells the logger
+			if c.config.Store == nil || c.memory != nil {
+				continue
+			}
+			if _, err := c.Complete(ctx); err != nil && ctx.Err() == nil {
+				c.config.Logger.ErrorContext(ctx, "catalog: raises could not be completed", slog.String("error", err.Error()))
+			}
 		}
 	}
 }
