@@ -39,9 +39,11 @@ var errAgain = errors.New("the limit is being changed by somebody else")
 
 // Left is what is left of a key before an edit, and after it.
 type Left struct {
-	Before, Of     float64       // tokens, and the capacity
-	After, AfterOf float64       // the same afterwards
-	Within         time.Duration // until all of it is there; 0 for at once
+	Before  float64       `json:"before"` // tokens
+	Of      float64       `json:"of"`     // the capacity
+	After   float64       `json:"after"`
+	AfterOf float64       `json:"afterOf"`
+	Within  time.Duration `json:"-"` // until all of it is there; 0 for at once
 }
 
 // String returns what is left in a line, such as "0 left of 50 → 950 left of 1,000".

@@ -28,7 +28,7 @@ import (
 var (
 	perMinute = ratelimit.TokenBucket{Name: "per_minute", Rate: 10, Period: time.Minute}
 	exports   = ratelimit.InFlight{Name: "exports", Limit: 3, Lease: time.Hour}
-	restored  = []string{"rate_limits", "rate_limit_definitions", "rate_limit_history", "rate_limit_refusals"}
+	restored  = []string{"rate_limits", "rate_limit_definitions", "rate_limit_history", "rate_limit_pending", "rate_limit_refusals"}
 )
 
 // dumped is a schema of a database, both of a role's own that is no superuser.
