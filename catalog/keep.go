@@ -162,7 +162,7 @@ func (c *Catalog) keepKey(ctx context.Context, tx pgx.Tx, name, key string, by *
 	if err != nil {
 		return Edit{}, err
 	}
-	k.pending, k.version, k.at = known, version, at
+	k.pending, k.version, k.at = known, version, unlike(at, known)
 	var left *Left
 	var record *pending
 	if k.limit != nil {
@@ -201,6 +201,16 @@ func (c *Catalog) unchanged(ctx context.Context, tx pgx.Tx, k *keeping) error {
 // apart is the mark of rows of an edit for all keys that are measured otherwise than most.
 func apart(mark time.Time) time.Time { return mark.Add(time.Microsecond) }
 
+// unlike returns an instant for a mark that no other rows have, also by a clock that was set back.
+func unlike(at time.Time, known []pending) time.Time {
+	for _, p := range known {
+		if next := apart(apart(p.mark)); next.After(at) {
+			at = next
+		}
+	}
+	return at
+}
+
 // record returns what is pending of the rows of a replacement: by what they are measured, and by what
 // they are taken from until all processes have read the edit.
 func (k *keeping) record(r *ratelimit.Replacement) *pending {
@@ -231,6 +241,9 @@ func again(do func() error) (err error) {
 
 // editOwn makes an edit in a transaction of its own, or of an edit for all keys in several.
 func (c *Catalog) editOwn(ctx context.Context, name, key string, by *Override, agreed *Edit) (made Edit, err error) {
+	if err := c.usable(); err != nil {
+		return Edit{}, err
+	}
 	err = again(func() error {
 		switch {
 		case c.config.Store == nil:
@@ -352,9 +365,6 @@ func (c *Catalog) replace(ctx context.Context, all []ratelimit.Replacement) ([]r
 // then the definition. If the process dies between, the rows are raised, when that is due, to what holds
 // then: that is as it was before.
 func (c *Catalog) keepAll(ctx context.Context, name string, by *Override, agreed *Edit) (Edit, error) {
-	if err := c.usable(); err != nil {
-		return Edit{}, err
-	}
 	known, version, at, err := c.table.pending(ctx, c.table.pool, name, c.config.Clock)
 	if err == nil {
 		err = c.Refresh(ctx)
@@ -366,8 +376,8 @@ func (c *Catalog) keepAll(ctx context.Context, name string, by *Override, agreed
 	if err != nil {
 		return Edit{}, err
 	}
-	k.version, k.at, k.pending = version, at, known
-	own := &pending{name: name, key: AllKeys, mark: at}
+	k.version, k.at, k.pending = version, unlike(at, known), known
+	own := &pending{}
 	if k.limit != nil {
 		from, to := k.holds(AllKeys, c.config.Clock)
 		r := k.replacement(AllKeys, from, to, false)

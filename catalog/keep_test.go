@@ -240,3 +240,120 @@ func (h *keptHistory) step(t *testing.T) {
 		}
 	}
 }
+
+// 20,000 keys are raised while they are called by a process that reads the raise late, and an editor and
+// two processes that complete it are killed on the way: each key has what is right, and nothing is done
+// twice.
+func TestRaiseOfManyKeys(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	const keys = 20_000
+	db, clock := newDB(t), newTestClock()
+	k := newKeeper(t, db, clock.now)
+	_, err := db.Pool.Exec(t.Context(), `INSERT INTO `+db.Schema+`.rate_limits (name, key, shard, value, ts)
+SELECT 'monthly', 'k' || lpad(i::text, 6, '0'), 0, i % 101, '2026-05-01Z' FROM generate_series(1, $1::int) AS i`, keys)
+	must(t, err)
+	var used [keys + 1]atomic.Int64
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if i := 1 + rand.IntN(keys); k.take(t, monthly, fmt.Sprintf("k%06d", i), 1) {
+				used[i].Add(1)
+			}
+		}
+	}()
+	// killed runs do until a statement finds some, and ends it there.
+	killed := func(do func(context.Context) error, some string) {
+		t.Helper()
+		ctx, kill := context.WithCancel(t.Context())
+		defer kill()
+		ended := make(chan error, 1)
+		go func() { ended <- do(ctx) }()
+		for found := false; !found; {
+			must(t, db.Pool.QueryRow(t.Context(), some).Scan(&found))
+		}
+		kill()
+		if err := <-ended; err == nil {
+			t.Error("it was not killed on the way")
+		}
+	}
+	marked := `SELECT count(*) FROM ` + db.Schema + `.rate_limits WHERE paused IS NOT NULL`
+	set := func(ctx context.Context) error {
+		return errOf(newKeeper(t, db, clock.now).Set(ctx, "monthly", catalog.AllKeys, catalog.Override{Rate: 300}))
+	}
+	killed(set, `SELECT (`+marked+`) > 2000`)
+	began := time.Now()
+	must(t, set(t.Context()))
+	t.Logf("%d keys marked in %v", keys, time.Since(began))
+	clock.add(20 * time.Second)
+	must(t, k.Refresh(t.Context())) // as late as a process may
+	complete := func(ctx context.Context) error { _, err := newKeeper(t, db, clock.now).Complete(ctx); return err }
+	for _, left := range []string{"18000", "10000"} {
+		killed(complete, `SELECT (`+marked+`) < `+left)
+		clock.add(31 * time.Second) // another looks
+	}
+	began = time.Now()
+	must(t, complete(t.Context()))
+	t.Logf("the last of them raised in %v", time.Since(began))
+	close(stop)
+	<-done
+	n := 0
+	for status, err := range k.store.Rows(t.Context(), k.For(monthly, "k000001").Limit, ratelimit.Page{}) {
+		must(t, err)
+		n++
+		if want := float64(n%101) + 200 - float64(used[n].Load()); status.Value != want {
+			t.Fatalf("key %d has %v left, want %v", n, status.Value, want)
+		}
+	}
+	if n != keys {
+		t.Errorf("%d keys, want %d", n, keys)
+	}
+}
+
+// A raise of one key is complete though a process takes by the old definition all the time, and the
+// editor is gone. What nobody completes is overdue.
+func TestRaiseBesideTheOldDefinition(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	k := newKeeper(t, db, nil)
+	if !k.take(t, monthly, "acme", 100) {
+		t.Fatal("refused")
+	}
+	old := k.For(monthly, "acme").Limit
+	edit, err := k.Set(t.Context(), "monthly", "acme", catalog.Override{Rate: 1000})
+	must(t, err)
+	if got := edit.Left.String(); got != "0 left of 100 → 900 left of 1,000 (within 10s)" {
+		t.Errorf("it tells %q", got)
+	}
+	granted := 0
+	for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if result, err := k.store.Allow(t.Context(), old.For("acme")); err != nil {
+			t.Fatal(err)
+		} else if result.OK {
+			granted++
+		}
+	}
+	if n, err := k.Complete(t.Context()); err != nil || n != 0 || k.left(t, monthly, "acme") != 0 {
+		t.Errorf("%d keys completed before it was due, %v", n, err)
+	}
+	_, err = db.Pool.Exec(t.Context(), "UPDATE "+db.Schema+".rate_limit_pending SET due = clock_timestamp() - interval '1 minute'")
+	must(t, err)
+	if names, err := k.Overdue(t.Context(), 30*time.Second); err != nil || len(names) != 1 || names[0] != "monthly" {
+		t.Errorf("overdue: %q, %v", names, err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	another, _ := newCatalog(t, db, func(c *catalog.Config) { c.Store, c.Every = k.store, 10*time.Millisecond })
+	go another.Run(ctx)
+	for end := time.Now().Add(20 * time.Second); k.left(t, monthly, "acme") != 900-float64(granted); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%v left, want %d", k.left(t, monthly, "acme"), 900-granted)
+		}
+	}
+}
