@@ -30,7 +30,7 @@ var functions = template.FuncMap{
 	"address": address,
 }
 
-// bounded is how many rows were counted, of which there may be more.
+// bounded returns how many rows were counted, of which there may be more.
 func bounded(rows int) string {
 	if rows > inspect.MostCounted {
 		return fmt.Sprintf("over %d", inspect.MostCounted)

@@ -19,7 +19,7 @@ const (
 	changesOf  = 200    // changes of the page of all of them
 )
 
-// limits is the page of all limits.
+// limits returns the page of all limits.
 func (s *site) limits(ctx context.Context, _ *http.Request) (*view, error) {
 	all, err := s.desk.Limits(ctx)
 	return &view{template: "limits.html", Title: "Limits", Data: all}, err
@@ -57,7 +57,7 @@ type limitPage struct {
 	Next       string // the last of them, if there may be more; else ""
 }
 
-// limit is the page of a limit, with some of its keys.
+// limit returns the page of a limit, with some of its keys.
 func (s *site) limit(ctx context.Context, r *http.Request) (*view, error) {
 	name := r.FormValue("name")
 	limit, err := s.desk.Limit(name)
@@ -106,7 +106,7 @@ type keyPage struct {
 	Form      overrideForm
 }
 
-// key is the page of a key: the tokens left, why it is refused, and until when.
+// key returns the page of a key: the tokens left, why it is refused, and until when.
 func (s *site) key(ctx context.Context, r *http.Request) (*view, error) {
 	p := keyPage{Name: r.FormValue("name"), Key: r.FormValue("key"), Count: 1}
 	if n := r.FormValue("count"); n != "" {
@@ -145,7 +145,7 @@ type permitKey struct {
 	Held  []ratelimit.Permit
 }
 
-// permits is the page of a limit of how many at once, with some of its keys or with one.
+// permits returns the page of a limit of how many at once, with some of its keys or with one.
 func (s *site) permits(ctx context.Context, r *http.Request) (*view, error) {
 	limit, err := s.desk.InFlight(r.FormValue("name"))
 	if err != nil {
@@ -194,7 +194,7 @@ type refusedPage struct {
 	Rates    map[string]bool // names of the limits with pages for keys
 }
 
-// refused is the page of the keys that are refused most, in all processes.
+// refused returns the page of the keys that are refused most, in all processes.
 func (s *site) refused(ctx context.Context, r *http.Request) (_ *view, err error) {
 	p := refusedPage{Limit: r.FormValue("limit"), Since: time.Minute, Rates: map[string]bool{}}
 	if since := r.FormValue("since"); since != "" {
@@ -212,7 +212,7 @@ func (s *site) refused(ctx context.Context, r *http.Request) (_ *view, err error
 	return &view{template: "refused.html", Title: "Refused most", Data: &p}, err
 }
 
-// changes is the page of the catalog's changes.
+// changes returns the page of the catalog's changes.
 func (s *site) changes(ctx context.Context, _ *http.Request) (*view, error) {
 	if s.desk.Catalog.InMemory() { // whose history is that of reading a file
 		return &view{template: "changes.html", Title: "Changes", Data: []catalog.Change(nil)}, nil

@@ -180,6 +180,13 @@ func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) e
 	return s.own().resume(ctx, limit, key)
 }
 
+// Change has a limit's state for key as it is when the definition to replaces from, with what was
+// used kept, and returns the status then. A key that has used nothing has none, and stays full.
+// Another name or kind is [ratelimit.ErrInvalid].
+func (s *Store) Change(ctx context.Context, from, to ratelimit.Limit, key string) (ratelimit.Status, error) {
+	return s.own().change(ctx, from, to, key)
+}
+
 // Settle replaces the tokens that a call took by those really used: one count for each of its
 // limits, in the order of the call. Unused tokens go back to their rows; tokens used besides
 // are taken unconditionally, below MaxReserved too. The result has the statuses then, and is

@@ -744,7 +744,7 @@ func TestConcurrentVerbs(t *testing.T) {
 	limit := ratelimit.TokenBucket{Name: "a", Rate: 1000, Period: time.Hour}
 	s := memstore.New(func() time.Time { return t0 })
 	together(64, func(i int) {
-		res, err := s.Reserve(ctx, limit.ForN("k", float64(i)))
+		res, err := s.Reserve(ctx, limit.ForN("k", float64(i+1)))
 		if err != nil {
 			t.Errorf("Reserve() = %v", err)
 		}

@@ -141,7 +141,7 @@ func (o *Observer) of(l label) metric.MeasurementOption {
 	return made
 }
 
-// text is a string that exporters can encode. Names have no more than 255 bytes.
+// text returns a string that exporters can encode. Names have no more than 255 bytes.
 func text(s string) string {
 	if utf8.ValidString(s) {
 		return s

@@ -27,7 +27,14 @@ func TestNoTypeShowsKeys(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	leak.Check(t, ".", map[string]any{"Store": store, "Permits": store.Permits(), "Config": config, "Stats": store.Stats(), "Held": pgstore.Held{Limit: "l", Keys: 1, Tokens: 2}})
+	take, err := store.QueueTake(new(pgx.Batch), limit.For(leak.Key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	leak.Check(t, ".", map[string]any{
+		"Store": store, "Permits": store.Permits(), "Config": config, "Stats": store.Stats(), "Held": pgstore.Held{Limit: "l", Keys: 1, Tokens: 2},
+		"QueuedTake": take, "Versions": pgstore.Versions{Dead: 1},
+	})
 }
 
 // No error names a key, and each that is exported is provoked with one.

@@ -173,7 +173,7 @@ func (s *service) check(ctx context.Context, c benchCase, l load, lasted time.Du
 	return nil
 }
 
-// handler is the service of a case.
+// handler returns the service of a case.
 func (s *service) handler(c benchCase) (http.Handler, error) {
 	created := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) })
 	next := http.Handler(created)

@@ -216,10 +216,10 @@ var followed = map[string]func(p *patient){
 		p.must(p.store.Take(p.Context(), four.ForN("k", 6)))
 		p.exec("UPDATE rate_limits SET value = 1 WHERE shard >= 2; INSERT INTO rate_limits VALUES ('sharded', 'k', 3, 1, clock_timestamp()) ON CONFLICT DO NOTHING")
 		before := p.left(four, "k")
-		command, statement, _ := strings.Cut(after(p.advised("definitions", "ratelimit reshard "), "reshard "), ", and then ")
+		command, statement, _ := strings.Cut(after(p.advised("definitions", "ratelimit change "), "change "), ", and then ")
 		p.program(append(strings.Fields(command), "--yes")...).ok(p.T)
 		p.exec(statement)
-		p.well("definitions", "reshard")
+		p.well("definitions", "change")
 		if left := p.left(sharded, "k"); left != before {
 			p.Errorf("%d tokens are left, want %d", left, before)
 		}

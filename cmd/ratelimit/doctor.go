@@ -527,7 +527,7 @@ func (d *doctor) rowsDisagree(ctx context.Context) error {
 			if shards, err = d.shardsBeyond(ctx, l.Definition); shards != nil {
 				bad++
 				d.advise("shards", warning, "definitions", fmt.Sprintf("%s has rows of more shards than the %d that are defined", visible.Text(l.Name), l.Definition.Shards),
-					d.reshard(l.Definition, *shards))
+					d.resharding(l.Definition, *shards))
 			}
 		}
 		if err == nil && l.Rows > 0 {
@@ -562,11 +562,11 @@ func (d *doctor) unlike(ctx context.Context, name string) error {
 	return err
 }
 
-// reshard is the advice for rows of more shards than a limit has: what they hold goes into the
+// resharding is the advice for rows of more shards than a limit has: what they hold goes into the
 // others, and what is left of them would be taken for rows of a program that is at work.
-func (d *doctor) reshard(of *ratelimit.Definition, from int) string {
-	return fmt.Sprintf("if no program with more is at work any more, ratelimit reshard %s --all-keys --from %d --to %d, and then DELETE FROM %s WHERE name = '%s' AND shard >= %d",
-		visible.Text(of.Name), from, of.Shards, d.Table(), strings.ReplaceAll(of.Name, "'", "''"), of.Shards)
+func (d *doctor) resharding(of *ratelimit.Definition, from int) string {
+	return fmt.Sprintf("if no program with more is at work any more, ratelimit change %s --all-keys --from shards=%d, and then DELETE FROM %s WHERE name = '%s' AND shard >= %d",
+		visible.Text(of.Name), from, d.Table(), strings.ReplaceAll(of.Name, "'", "''"), of.Shards)
 }
 
 // shardsBeyond returns how many shards the rows of a limit have, nil if not more than it is

@@ -80,7 +80,7 @@ func allowHot(ctx context.Context, _ *place, store *pgstore.Store) error {
 	return err
 }
 
-// work is what a transaction does beside taking.
+// work returns what a transaction does beside taking.
 func (p *place) work(ctx context.Context, tx pgx.Tx) error {
 	return send(ctx, tx, "INSERT INTO "+p.schema+".ledger (id) VALUES (1)")
 }
@@ -147,7 +147,7 @@ func (p pace) String() string {
 	return fmt.Sprintf("%.0f/s, p99 %v", p.rate, p.p99.Round(100*time.Microsecond))
 }
 
-// paceOf is that of the calls that ended between two instants.
+// paceOf returns that of the calls that ended between two instants.
 func paceOf(calls []hotCall, from, to time.Duration) (p pace) {
 	var took []time.Duration
 	for _, c := range calls {
