@@ -472,6 +472,13 @@ func TestWhatThePageOffers(t *testing.T) {
 	if page := s.get(200, "/key", "name", "api", "key", "192.0.2.1/32"); strings.Contains(page, "another shape") {
 		t.Error("a key of the limit's is said to be none")
 	}
+	if _, err := s.store.Permits().Acquire(t.Context(), ratelimit.InFlight{Name: "at once", Limit: 2}.For("198.51.100.7/32")); err != nil {
+		t.Fatal(err)
+	}
+	s.wants(s.get(200, "/permits", "name", "at once", "key", "192.0.2.1"), "such as 198.51.100.7/32 (IPv4/32), and this is another shape (address): write 192.0.2.1/32.")
+	if page := s.get(200, "/permits", "name", "at once", "key", "192.0.2.1/32"); strings.Contains(page, "another shape") {
+		t.Error("a key of the limit of how many at once is said to be none")
+	}
 }
 
 // Bad input is answered with what is wrong with it, and changes nothing.

@@ -145,6 +145,8 @@ BEGIN
         RAISE EXCEPTION 'limit "%" is a sliding window, whose capacity is its rate', NEW.name USING ERRCODE = 'check_violation';
     ELSIF published = 'in flight' AND num_nonnulls(NEW.rate, NEW.period, NEW.capacity, NEW.max_reserved, NEW.slots) > 0 THEN
         RAISE EXCEPTION 'limit "%" is one of how many at once, of which at_once, lease and mode can be overridden', NEW.name USING ERRCODE = 'check_violation';
+    ELSIF published = 'in flight' AND NEW.mode = 'shadow' THEN
+        RAISE EXCEPTION 'limit "%" is one of how many at once, of which none is in mode shadow', NEW.name USING ERRCODE = 'check_violation';
     ELSIF published <> 'in flight' AND num_nonnulls(NEW.at_once, NEW.lease) > 0 THEN
         RAISE EXCEPTION 'limit "%" is a %, which has no at_once and no lease', NEW.name, published USING ERRCODE = 'check_violation';
     ELSIF published <> 'sliding window' AND NEW.slots IS NOT NULL THEN
