@@ -174,6 +174,9 @@ func TestQueueTakeDigits(t *testing.T) {
 					mustAllow(t, store, limit.ForN("k", 6.123456789))
 					if paused > 0 {
 						wantPaused(t, store, limit, "k", c.now(), c.now().Add(paused))
+						if _, err := store.Credit(t.Context(), limit.ForN("k", 5)); err != nil { // which the pause alone keeps
+							t.Fatal(err)
+						}
 					}
 					c.add(1234567 * time.Microsecond)
 					var refused *ratelimit.RefusedError
