@@ -20,6 +20,7 @@ type PermitOp struct {
 	Next  bool          // it is taken anew, and has a new fence then
 	New   bool          // it may not be there yet
 	Lock  int64         // the advisory lock held by a transaction that changes the row
+	Rest  PermitSet     // the others of a set, of which this is the first
 
 	Done PermitDone
 }
@@ -27,6 +28,7 @@ type PermitOp struct {
 // PermitDone is the outcome of a PermitOp.
 type PermitDone struct {
 	OK    bool
+	Given bool // to a waiter that had claimed it, when it was released
 	Fence int64
 	At    time.Time // when it was decided
 	Until time.Time
@@ -36,11 +38,11 @@ type PermitDone struct {
 func (op *PermitOp) take() bool { return op.Fence == 0 }
 
 // done returns the outcome of an operation that returned a fence and an end.
-func (op *PermitOp) done(fence int64, until time.Time) PermitDone {
+func (op *PermitOp) done(fence int64, until time.Time, given bool) PermitDone {
 	if fence == 0 { // it was not there
 		return PermitDone{}
 	}
-	return PermitDone{OK: true, Fence: fence, At: until.Add(-op.Lease).UTC(), Until: until.UTC()}
+	return PermitDone{OK: true, Given: given, Fence: fence, At: until.Add(-op.Lease).UTC(), Until: until.UTC()}
 }
 
 // PermitView is a permit as it was read.
@@ -100,14 +102,15 @@ func (op *PermitOp) scan(row pgx.Row) error {
 	var (
 		fence int64
 		until time.Time
+		given bool
 	)
-	err := row.Scan(&fence, &until)
+	err := row.Scan(&fence, &until, &given)
 	if errors.Is(err, pgx.ErrNoRows) {
 		op.Done = PermitDone{}
 		return nil
 	}
 	if err == nil {
-		op.Done = op.done(fence, until)
+		op.Done = op.done(fence, until, given)
 	}
 	return err
 }
@@ -172,7 +175,7 @@ func (t *Table) queueMake(batch *pgx.Batch, ops []*PermitOp, now *time.Time) {
 		)
 		_, err := pgx.ForEachRow(rows, []any{&row.Name, &row.Key.Key, &row.Shard, &fence, &until}, func() error {
 			if op := made[row]; op != nil {
-				op.Done = op.done(fence, until)
+				op.Done = op.done(fence, until, false)
 			}
 			return nil
 		})
@@ -191,17 +194,23 @@ func (t *Table) queueChange(batch *pgx.Batch, ops []*PermitOp, now *time.Time) {
 		}
 		op.Done = PermitDone{}
 	}
-	batch.Queue(t.inflight["permit_change"], names, keys, numbers, leases, fences, nexts, now).Query(func(rows pgx.Rows) error {
+	batch.Queue(t.inflight["permit_change"], names, keys, numbers, leases, fences, nexts, now).Query(changed(ops))
+}
+
+// changed returns the reading of the operations that a statement made.
+func changed(ops []*PermitOp) func(pgx.Rows) error {
+	return func(rows pgx.Rows) error {
 		var (
 			fence, i  int64
 			until, at time.Time
+			given     bool
 		)
-		_, err := pgx.ForEachRow(rows, []any{&fence, &until, &at, &i}, func() error {
-			ops[i-1].Done = PermitDone{OK: true, Fence: fence, At: at.UTC(), Until: until.UTC()}
+		_, err := pgx.ForEachRow(rows, []any{&fence, &until, &at, &i, &given}, func() error {
+			ops[i-1].Done = PermitDone{OK: true, Given: given, Fence: fence, At: at.UTC(), Until: until.UTC()}
 			return nil
 		})
 		return err
-	})
+	}
 }
 
 // LookAtPermitsIn reads the permits of a key in a caller's transaction.
@@ -247,16 +256,6 @@ func (t *Table) queuePart(batch *pgx.Batch, look *PermitLook) {
 		})
 		return err
 	})
-}
-
-// HoldsPermit reports whether a permit is held by an operation's fence, even while the row is
-// locked.
-func (t *Table) HoldsPermit(ctx context.Context, q Querier, op *PermitOp, now *time.Time) (held bool, err error) {
-	err = q.QueryRow(ctx, t.inflight["permit_find"], op.Row.Name, op.Row.Key.Key, int32(op.Row.Shard), op.Fence, now).Scan(&held)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return false, nil
-	}
-	return held, err
 }
 
 // ResetPermits frees the permits of a key.
