@@ -276,15 +276,12 @@ type PermitNumber struct {
 	Fence  int64 `json:"fence"`
 }
 
-// Of returns the permits that are held of a limit, by its name, among those that are held together.
-func (s Permit) Of(name string) (part Permit, ok bool) {
-	for _, p := range append([]Permit{s}, s.With...) {
-		if p.InFlight.Name == name {
-			p.With = nil
-			return p, true
-		}
-	}
-	return Permit{}, false
+// Parts returns the permits of each limit and key that are held together, without With. Each can be
+// renewed and released by itself; then not as one with the others any more.
+func (s Permit) Parts() []Permit {
+	parts := append([]Permit{s}, s.With...)
+	parts[0].With = nil
+	return parts
 }
 
 // Err returns nil if the permit is held, and the refusal as an error if not, which is

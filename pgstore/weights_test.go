@@ -128,7 +128,7 @@ func TestPermitsOfSeveralLimits(t *testing.T) {
 		if err != nil || !permit.OK || permit.InFlight.Name != "tenant" || len(permit.With) != 1 || !permit.Rates.OK {
 			t.Fatalf("got %+v and %v, want both", permit, err)
 		}
-		if of, ok := permit.Of("all"); !ok || len(of.More) != 2 || !of.Until.Equal(permit.Until.Add(time.Minute)) {
+		if of := permit.Parts()[1]; len(of.More) != 2 || !of.Until.Equal(permit.Until.Add(time.Minute)) {
 			t.Errorf("got %+v, want three for two minutes", of)
 		}
 		if refused := request(t, store, both); refused.OK || refused.InFlight.Name != "all" {

@@ -22,7 +22,7 @@ func several(permit ratelimit.Permit) bool { return len(permit.More) > 0 || len(
 // opsOf returns the releases of all permits that are held together, in the order of their rows.
 func opsOf(permit ratelimit.Permit) *table.PermitOp {
 	var set table.PermitSet
-	for _, part := range append([]ratelimit.Permit{permit}, permit.With...) {
+	for _, part := range permit.Parts() {
 		numbers := append([]ratelimit.PermitNumber{{Number: part.Number, Fence: part.Fence}}, part.More...)
 		for _, n := range numbers {
 			row := rowOf(part)
@@ -114,7 +114,7 @@ func (f *Permits) changeSetIn(ctx context.Context, tx pgx.Tx, op *table.PermitOp
 
 func (f *Permits) renewSet(ctx context.Context, permit ratelimit.Permit, asked time.Time) (ratelimit.Permit, error) {
 	op := opsOf(permit)
-	parts := append([]ratelimit.Permit{permit}, permit.With...)
+	parts := permit.Parts()
 	for _, o := range op.Set() {
 		for _, p := range parts {
 			if p.InFlight.Name == o.Row.Name && p.Key == o.Row.Key.Key {
