@@ -25,6 +25,9 @@ type PermitOp struct {
 	Done PermitDone
 }
 
+// PermitSet is operations on different permits in the order of their rows: all are made, or none.
+type PermitSet []*PermitOp
+
 // PermitDone is the outcome of a PermitOp.
 type PermitDone struct {
 	OK    bool

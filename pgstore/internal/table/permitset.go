@@ -11,9 +11,6 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
-// PermitSet is operations on different permits in the order of their rows: all are made, or none.
-type PermitSet []*PermitOp
-
 // Set returns the set of an operation and its Rest.
 func (op *PermitOp) Set() PermitSet { return append(PermitSet{op}, op.Rest...) }
 
