@@ -5,12 +5,10 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/pgratelimit/ratelimit/internal/bucket"
-	"github.com/pgratelimit/ratelimit/internal/exact"
+	"github.com/pgratelimit/ratelimit/internal/valid"
 )
 
 // None in a Capacity or MaxReserved field means none at all, where zero would
@@ -25,12 +23,12 @@ const None = math.SmallestNonzeroFloat64
 // them the promises of this package could not be kept in a float64, in a
 // time.Duration or in a B-tree page.
 const (
-	MaxTokens     = 1e12           // largest rate, capacity, max reserved and count: above it a float64 tells small counts apart no longer
-	MaxSpan       = bucket.MaxSpan // 100 years: longest period, longest time to fill an empty limit, and longest wait for a reservation
-	MaxRequests   = 64             // most limits in one call
-	MaxChecks     = 10_000         // most rows that a CheckEach reads: one for each request, or as many as its limit has shards
-	MaxNameLength = 255            // bytes in a limit's name
-	MaxKeyLength  = 2048           // bytes in a key
+	MaxTokens     = valid.MaxTokens // largest rate, capacity, max reserved and count: above it a float64 tells small counts apart no longer
+	MaxSpan       = bucket.MaxSpan  // 100 years: longest period, longest time to fill an empty limit, and longest wait for a reservation
+	MaxRequests   = 64              // most limits in one call
+	MaxChecks     = 10_000          // most rows that a CheckEach reads: one for each request, or as many as its limit has shards
+	MaxNameLength = 255             // bytes in a limit's name
+	MaxKeyLength  = 2048            // bytes in a key
 )
 
 // Kind is how a limit refills. Its String is in words, such as "token bucket".
@@ -256,7 +254,7 @@ type fields struct {
 // interfaces, so it is called for faults only.
 func (l fields) check() faults {
 	f := faults{limit: l.name}
-	if reason := badText(l.name, MaxNameLength); reason != "" {
+	if reason := valid.Text(l.name, MaxNameLength); reason != "" {
 		f.add("Name", l.name, reason)
 	} else if l.name == "" {
 		f.add("Name", l.name, "must not be empty")
@@ -264,10 +262,10 @@ func (l fields) check() faults {
 	if reason := badRate(l.rate); reason != "" {
 		f.add("Rate", l.rate, reason)
 	}
-	if reason := badAmount(l.capacity); reason != "" && l.capacity != None {
+	if reason := valid.Amount(l.capacity); reason != "" && l.capacity != None {
 		f.add("Capacity", l.capacity, reason)
 	}
-	if reason := badAmount(l.maxReserved); reason != "" && l.maxReserved != None {
+	if reason := valid.Amount(l.maxReserved); reason != "" && l.maxReserved != None {
 		f.add("MaxReserved", l.maxReserved, reason)
 	}
 	if reason := badPeriod(l.period); reason != "" {
@@ -299,7 +297,7 @@ func badRate(rate float64) string {
 	if rate == 0 || rate == None {
 		return "must be positive"
 	}
-	return badAmount(rate)
+	return valid.Amount(rate)
 }
 
 func badPeriod(period time.Duration) string {
@@ -312,40 +310,6 @@ func badPeriod(period time.Duration) string {
 		return "must be whole microseconds"
 	case period > MaxSpan:
 		return fmt.Sprintf("must be at most %v", MaxSpan)
-	}
-	return ""
-}
-
-// minTokens is the smallest amount above 0. It is far below practical ones, and
-// far enough above the smallest float64 that no product or quotient of a
-// definition's fields underflows, which PostgreSQL makes an error.
-const minTokens = 1e-15
-
-// badAmount says why v cannot be a number of tokens, or "".
-func badAmount(v float64) string {
-	switch {
-	case math.IsNaN(v) || math.IsInf(v, 0):
-		return "must be finite"
-	case v < 0:
-		return "must not be negative"
-	case v > MaxTokens:
-		return fmt.Sprintf("must be at most %g", float64(MaxTokens))
-	case v > 0 && v < minTokens:
-		return fmt.Sprintf("must be at least %g", minTokens)
-	}
-	return ""
-}
-
-// badText says why s cannot be stored as a PostgreSQL text of at most most
-// bytes, or "".
-func badText(s string, most int) string {
-	switch {
-	case len(s) > most:
-		return fmt.Sprintf("must be at most %d bytes long", most)
-	case !utf8.ValidString(s):
-		return "must be valid UTF-8"
-	case strings.IndexByte(s, 0) >= 0:
-		return "must not contain a zero byte"
 	}
 	return ""
 }
@@ -390,10 +354,10 @@ func (r Request) Validate() error {
 		return err
 	}
 	d := r.Limit.Definition()
-	if reason := badText(r.Key, MaxKeyLength); reason != "" {
+	if reason := valid.Text(r.Key, MaxKeyLength); reason != "" {
 		return &FieldError{Limit: d.Name, Field: "Key", Value: r.Key, Reason: reason}
 	}
-	if reason := badCount(r.Count, d.Capacity); reason != "" {
+	if reason := valid.Count(r.Count, d.Capacity); reason != "" {
 		return &FieldError{Limit: d.Name, Field: "Count", Value: r.Count, Reason: reason}
 	}
 	if !(r.AboveShare >= 0 && r.AboveShare <= 1) {
@@ -403,11 +367,4 @@ func (r Request) Validate() error {
 		return &FieldError{Limit: d.Name, Field: "Mode", Value: r.Mode, Reason: badMode}
 	}
 	return nil
-}
-
-func badCount(n, capacity float64) string {
-	if n > 0 && n < exact.Tolerance(capacity, 0, 0) {
-		return fmt.Sprintf("is too small to be told apart beside a Capacity of %g", capacity)
-	}
-	return badAmount(n)
 }

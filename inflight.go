@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"slices"
 	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/valid"
 )
 
 // ErrLeaseLost is the error of a permit that is not held any more: its lease ended, or it was
@@ -173,7 +175,7 @@ func (l InFlight) In(mode Mode) InFlight {
 // joined. All of them are [ErrInvalid].
 func (l InFlight) Validate() error {
 	f := faults{limit: l.Name}
-	if reason := badText(l.Name, MaxNameLength); reason != "" {
+	if reason := valid.Text(l.Name, MaxNameLength); reason != "" {
 		f.add("Name", l.Name, reason)
 	} else if l.Name == "" {
 		f.add("Name", l.Name, "must not be empty")
@@ -201,7 +203,7 @@ func (l InFlight) ValidateKey(key string) error {
 	if err := l.Validate(); err != nil {
 		return err
 	}
-	if reason := badText(key, MaxKeyLength); reason != "" {
+	if reason := valid.Text(key, MaxKeyLength); reason != "" {
 		return &FieldError{Limit: l.Name, Field: "Key", Value: key, Reason: reason}
 	}
 	return nil

@@ -152,8 +152,8 @@ type Event struct {
 	// Err is the error that the caller gets, and ErrorClass its kind, in a few words: the
 	// SQLSTATE of the server's error, such as "40001", or one of "invalid", "too_large",
 	// "settled", "lease_lost", "deadline_exceeded", "canceled", "locked", "closed", "no_pool",
-	// "not_migrated", "outcome_unknown", "connection" and "other". It is "" of no error and of a
-	// refusal.
+	// "not_migrated", "outcome_unknown", "connection" and "other"; of package fallback "silent" and
+	// "pool_in_use". It is "" of no error and of a refusal.
 	Err        error
 	ErrorClass string
 

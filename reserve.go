@@ -9,6 +9,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/exact"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
+	"github.com/pgratelimit/ratelimit/internal/valid"
 )
 
 // Many equal pieces of work need one reservation only: of n · c tokens the first c are
@@ -235,7 +236,7 @@ func (p *portion) pay(tokens float64, last bool) (paid []receipt.Payment) {
 // areTokens is the error of parts that are not tokens of each of the limits.
 func areTokens(parts [][]float64, limits int) error {
 	for i, part := range parts {
-		none := func(v float64) bool { return badAmount(v) != "" }
+		none := func(v float64) bool { return valid.Amount(v) != "" }
 		if len(part) != limits || slices.ContainsFunc(part, none) {
 			return &FieldError{Field: fmt.Sprintf("Parts[%d]", i), Value: part, Reason: fmt.Sprintf("must be the tokens of each of the result's %d limits", limits)}
 		}

@@ -292,13 +292,25 @@ func TestHistory(t *testing.T) {
 		if was := string(changes[1].Was); !strings.Contains(was, `"note"`) || !strings.Contains(was, "a friend") || !strings.Contains(was, "50") {
 			t.Errorf("what was: got %s", was)
 		}
+		edited(t)(c.Set(ctx, "api", "b", catalog.Override{Rate: 70}))
+		of, err := c.KeyHistory(ctx, "api", "b", 0)
+		must(t, err)
+		if len(of) != 2 || of[0].Key != "b" || of[1].Key != catalog.AllKeys {
+			t.Errorf("of one key: got %+v, want its own change and that for all keys", of)
+		}
+		if of, err := c.KeyHistory(ctx, "other", "b", 0); err != nil || len(of) != 0 {
+			t.Errorf("of another limit: got %+v, %v", of, err)
+		}
+		if _, err := c.Unset(ctx, "api", "b"); err != nil {
+			t.Error(err)
+		}
 		if changes, err = c.History(ctx, "", 2); err != nil || len(changes) != 2 || changes[0].Became != nil {
 			t.Errorf("the newest two: got %+v, %v", changes, err)
 		}
 		if n, err := c.PruneHistory(ctx, time.Hour); err != nil || n != 0 {
 			t.Errorf("prune: got %d, %v", n, err)
 		}
-		if n, err := c.PruneHistory(ctx, 0); err != nil || n != 3 {
+		if n, err := c.PruneHistory(ctx, 0); err != nil || n != 5 {
 			t.Errorf("prune: got %d, %v, want all but the newest", n, err)
 		}
 		edited(t)(c.Set(ctx, "api", "b", catalog.Override{Rate: 70}))

@@ -217,6 +217,19 @@ func (c *Catalog) Forget(ctx context.Context, name string) (removed int64, err e
 // History returns the changes of a limit's definition and overrides, "" for all limits, the
 // newest first; at most so many, unless that is 0.
 func (c *Catalog) History(ctx context.Context, name string, most int) ([]Change, error) {
+	return c.history(ctx, name, nil, most)
+}
+
+// KeyHistory is [Catalog.History] of one key: the changes of its own override, and those for all keys.
+func (c *Catalog) KeyHistory(ctx context.Context, name, key string, most int) ([]Change, error) {
+	return c.history(ctx, name, &key, most)
+}
+
+// InMemory reports whether the catalog is in memory: its history is of this process, and names nobody.
+func (c *Catalog) InMemory() bool { return c != nil && c.memory != nil }
+
+// history reads the history, of a key unless that is nil.
+func (c *Catalog) history(ctx context.Context, name string, key *string, most int) ([]Change, error) {
 	if err := c.usable(); err != nil {
 		return nil, err
 	}
@@ -224,11 +237,11 @@ func (c *Catalog) History(ctx context.Context, name string, most int) ([]Change,
 		return nil, invalid("Most", most, "must not be negative")
 	}
 	if c.memory != nil {
-		return c.memory.history(name, most), ctx.Err()
+		return c.memory.history(name, key, most), ctx.Err()
 	}
 	ctx, cancel := c.bounded(ctx)
 	defer cancel()
-	return c.table.history(ctx, name, most)
+	return c.table.history(ctx, name, key, most)
 }
 
 // PruneHistory deletes changes that are older than an age, but never the newest one, and says

@@ -102,15 +102,15 @@ func (m *memory) log(at place, was, became json.RawMessage) {
 	m.changes = append(m.changes, Change{Version: m.version, At: m.clock(), Who: "memory", Name: at.name, Key: at.key, Was: was, Became: became})
 }
 
-// history returns the changes of a name, or of all, the newest first.
-func (m *memory) history(name string, most int) (changes []Change) {
+// history is the table's history.
+func (m *memory) history(name string, key *string, most int) (changes []Change) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, c := range slices.Backward(m.changes) {
 		if most > 0 && len(changes) == most {
 			break
 		}
-		if name == "" || c.Name == name {
+		if (name == "" || c.Name == name) && (key == nil || c.Key == AllKeys || c.Key == *key) {
 			changes = append(changes, c)
 		}
 	}

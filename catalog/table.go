@@ -357,10 +357,11 @@ func (t *table) forget(ctx context.Context, q querier, name string) (int64, erro
 }
 
 const history = `SELECT h.version, (extract(epoch FROM h.at) * 1000000)::int8, h.who, coalesce(h.name, ''), h.key, h.was::text, h.became::text
-FROM rate_limit_history AS h WHERE ($1::text IS NULL OR h.name = $1::text) ORDER BY h.version DESC LIMIT $2::int8`
+FROM rate_limit_history AS h WHERE ($1::text IS NULL OR h.name = $1::text)
+	AND ($3::text IS NULL OR h.key IS NULL OR h.key = $3::text) ORDER BY h.version DESC LIMIT $2::int8`
 
-func (t *table) history(ctx context.Context, name string, most int) ([]Change, error) {
-	rows, err := t.pool.Query(ctx, t.sql(history), notZero(name), notZero(int64(most)))
+func (t *table) history(ctx context.Context, name string, key *string, most int) ([]Change, error) {
+	rows, err := t.pool.Query(ctx, t.sql(history), notZero(name), notZero(int64(most)), key)
 	if err != nil {
 		return nil, fault("read the history", err)
 	}

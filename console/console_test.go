@@ -438,8 +438,39 @@ func TestRefused(t *testing.T) {
 	s.url = server.URL
 	s.wants(s.get(200, "/refused", "limit", "api", "since", "5m"), "<alice>", `<td class="n" data-label="refused">2`, `href="/key?name=api&amp;key=%3calice%3e"`)
 	s.wants(s.get(200, "/refused", "limit", "other"), "No key was refused by other in that time")
+	s.wants(s.get(200, "/changes"), "Nothing has been changed") // but a file was read
 	s.get(400, "/refused", "since", "long")
 	s.get(400, "/refused", "since", "48h")
+}
+
+// The page offers no mode that a limit cannot have, and tells of a key that is none of the limit's.
+func TestWhatThePageOffers(t *testing.T) {
+	t.Parallel()
+	s := serve(t, editable)
+	s.must(s.catalog.PublishInFlight(t.Context(), ratelimit.InFlight{Name: "at once", Limit: 2}))
+	shadow := regexp.MustCompile(`<option[^>]*>shadow`)
+	for path, offered := range map[string]bool{"/key?name=api&key=alice": true, "/limit?name=api": true, "/permits?name=at+once": false, "/permits?name=at+once&key=alice": false} {
+		path, query, _ := strings.Cut(path, "?")
+		values, err := url.ParseQuery(query)
+		s.must(err)
+		var flat []string
+		for name := range values {
+			flat = append(flat, name, values.Get(name))
+		}
+		page := s.get(200, path, flat...)
+		if !strings.Contains(page, "enforce") || shadow.MatchString(page) != offered {
+			t.Errorf("%s?%s: offers shadow: %t, want %t", path, query, !offered, offered)
+		}
+	}
+	response, page := s.post(url.Values{"name": {"at once"}, "key": {"alice"}, "action": {"set"}, "mode": {"shadow"}})
+	if response.StatusCode != 400 || !strings.Contains(page, "must be enforce or refuse for a limit of how many at once") {
+		t.Errorf("got %s:\n%s", response.Status, page)
+	}
+	s.must(s.store.Take(t.Context(), api.For("198.51.100.7/32")))
+	s.wants(s.get(200, "/key", "name", "api", "key", "192.0.2.1"), "such as 198.51.100.7/32 (IPv4/32), and this is another shape (address): write 192.0.2.1/32.")
+	if page := s.get(200, "/key", "name", "api", "key", "192.0.2.1/32"); strings.Contains(page, "another shape") {
+		t.Error("a key of the limit's is said to be none")
+	}
 }
 
 // Bad input is answered with what is wrong with it, and changes nothing.

@@ -96,11 +96,14 @@ func newForm(d *ratelimit.Definition, l *ratelimit.InFlight, e *catalog.Entry) o
 		}
 		add("max_reserved", "Max reserved", amount(o.MaxReserved), amount(cmp.Or(d.MaxReserved, ratelimit.None)), 8)
 	}
-	mode := ""
+	mode, modes := "", []string{"", "enforce", "shadow", "refuse"}
+	if l != nil { // which cannot be tried out
+		modes = []string{"", "enforce", "refuse"}
+	}
 	if o.Mode != 0 {
 		mode = o.Mode.String()
 	}
-	f.Fields = append(f.Fields, field{Name: "mode", Label: "Mode", Text: mode, Options: []string{"", "enforce", "shadow", "refuse"}})
+	f.Fields = append(f.Fields, field{Name: "mode", Label: "Mode", Text: mode, Options: modes})
 	until := ""
 	if !o.Until.IsZero() {
 		until = o.Until.Format(time.RFC3339Nano)

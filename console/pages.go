@@ -210,6 +210,9 @@ func (s *site) refused(ctx context.Context, r *http.Request) (_ *view, err error
 
 // changes is the page of the catalog's changes.
 func (s *site) changes(ctx context.Context, _ *http.Request) (*view, error) {
+	if s.desk.Catalog.InMemory() { // whose history is that of reading a file
+		return &view{template: "changes.html", Title: "Changes", Data: []catalog.Change(nil)}, nil
+	}
 	all, err := s.desk.Catalog.History(ctx, "", changesOf)
 	return &view{template: "changes.html", Title: "Changes", Data: all}, err
 }

@@ -4,12 +4,12 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
 const (
@@ -44,9 +44,8 @@ type Config struct {
 	Changed func(Change)
 
 	// Observe hears of the calls that are not the database's to answer, with
-	// [ratelimit.FormMemory]; errors have the class "silent". The store's own Observe hears of the
-	// others, so one function can be given to both. It must not block, and be safe for concurrent
-	// use.
+	// [ratelimit.FormMemory]. The store's own Observe hears of the others, so one function can be
+	// given to both. It must not block, and be safe for concurrent use.
 	Observe ratelimit.Observe
 
 	// Logger has a line when a silence begins and one when it ends. The default is slog.Default().
@@ -94,8 +93,21 @@ type Stats struct {
 	Keys     int       // that are remembered
 }
 
-// ErrSilent is a [SilentError].
-var ErrSilent = errors.New("fallback: the database is silent")
+// fault is an error of this package, and its class for [ratelimit.Event].
+type fault struct{ class, text string }
+
+func (f *fault) Error() string      { return "fallback: " + f.text }
+func (f *fault) ErrorClass() string { return f.class }
+
+var (
+	// ErrSilent is a [SilentError]. Its class is "silent".
+	ErrSilent error = &fault{watch.Silent, "the database is silent"}
+
+	// ErrBusy is the error of a call that met its deadline while all connections of the pool were in
+	// use. The time-out is within reach as well. Give the limits a pool of their own. Its class is
+	// "pool_in_use".
+	ErrBusy error = &fault{"pool_in_use", "all connections of the pool are in use"}
+)
 
 // SilentError is the error of a call during a silence. It is ErrSilent. Nothing was taken.
 type SilentError struct {
@@ -118,15 +130,3 @@ func (e *SilentError) MarshalJSON() ([]byte, error) { return json.Marshal(e.Erro
 // Unwrap makes errors.Is(err, ErrSilent) true. The probe's error is not within reach: a deadline
 // that it met is not the caller's.
 func (e *SilentError) Unwrap() error { return ErrSilent }
-
-// ErrBusy is the error of a call that met its deadline while all connections of the pool were in
-// use. The time-out is within reach as well. Give the limits a pool of their own.
-var ErrBusy = errors.New("fallback: all connections of the pool are in use")
-
-// class returns the class of an error in a word, for [ratelimit.Event].
-func class(err error) string {
-	if errors.Is(err, ErrSilent) {
-		return "silent"
-	}
-	return ""
-}

@@ -40,7 +40,7 @@ func New(store ratelimit.Store, config *Config) (*Store, error) {
 		return nil, err
 	}
 	c.setDefaults()
-	s := &Store{detector: newDetector(store, c), store: store, watches: watch.New(c.Observe, class)}
+	s := &Store{detector: newDetector(store, c), store: store, watches: watch.New(c.Observe, nil)}
 	if c.Processes > 0 {
 		s.memory = newMemory(c.Processes, c.Keys)
 	}
@@ -49,13 +49,28 @@ func New(store ratelimit.Store, config *Config) (*Store, error) {
 
 // Close ends the probe, and the silence without a word. After it every call is the store's, which it
 // does not close.
-func (s *Store) Close() { s.stop() }
+func (s *Store) Close() {
+	if s.usable() == nil {
+		s.stop()
+	}
+}
+
+// usable returns an error if the Store was not made by New.
+func (s *Store) usable() error {
+	if s == nil || s.detector == nil {
+		return &ratelimit.FieldError{Package: "fallback", Field: "Store", Value: nil, Reason: "must be made by New"}
+	}
+	return nil
+}
 
 // String is for logs: without it they would show the keys.
 func (s *Store) String() string { return "fallback.Store" }
 
 // Stats returns counters since New, and what holds now.
 func (s *Store) Stats() Stats {
+	if s.usable() != nil {
+		return Stats{}
+	}
 	stats := Stats{
 		Silences: s.silences.Load(), Granted: s.granted.Load(), Refused: s.refused.Load(),
 		Failed: s.failed.Load(), Busy: s.busy.Load(), Keys: s.memory.size(),
@@ -68,19 +83,19 @@ func (s *Store) Stats() Stats {
 
 // Allow is the store's Allow, and during a silence memory's or a [SilentError].
 func (s *Store) Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.decide(ctx, decide.All, requests, s.store.Allow)
+	return s.decide(ctx, decide.All, requests, ratelimit.Store.Allow)
 }
 
 // AllowAtMost is the store's AllowAtMost, and during a silence memory's or a [SilentError].
 func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
-	return s.decide(ctx, decide.AtMost, []ratelimit.Request{r}, func(ctx context.Context, _ ...ratelimit.Request) (ratelimit.Result, error) {
-		return s.store.AllowAtMost(ctx, r)
+	return s.decide(ctx, decide.AtMost, []ratelimit.Request{r}, func(store ratelimit.Store, ctx context.Context, _ ...ratelimit.Request) (ratelimit.Result, error) {
+		return store.AllowAtMost(ctx, r)
 	})
 }
 
 // AllowFirst is the store's AllowFirst, and during a silence memory's or a [SilentError].
 func (s *Store) AllowFirst(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.decide(ctx, decide.First, requests, s.store.AllowFirst)
+	return s.decide(ctx, decide.First, requests, ratelimit.Store.AllowFirst)
 }
 
 // Take is Allow that returns a refusal as a *[ratelimit.RefusedError].
@@ -91,13 +106,15 @@ func (s *Store) Take(ctx context.Context, requests ...ratelimit.Request) error {
 
 // Check is the store's Check, and during a silence memory's or a [SilentError].
 func (s *Store) Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.decide(ctx, decide.Look, requests, s.store.Check)
+	return s.decide(ctx, decide.Look, requests, ratelimit.Store.Check)
 }
 
 // Reserve is the store's Reserve, and during a silence a [SilentError].
 func (s *Store) Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	result, err := ask(ctx, s, ratelimit.VerbReserve, requests, func() (ratelimit.Result, error) { return s.store.Reserve(ctx, requests...) })
-	s.memory.note(&result)
+	if err == nil {
+		s.memory.note(&result)
+	}
 	return result, err
 }
 
@@ -114,7 +131,7 @@ func (s *Store) CheckReserve(ctx context.Context, requests ...ratelimit.Request)
 // Settle settles what memory granted in memory. Otherwise it is the store's Settle, and during a
 // silence a [SilentError].
 func (s *Store) Settle(ctx context.Context, r *ratelimit.Receipt, used ...float64) (ratelimit.Result, error) {
-	if s.memory.granted(r) {
+	if s.usable() == nil && s.memory.granted(r) {
 		return s.memory.settle(ctx, r, append([]float64{}, used...))
 	}
 	return ask(ctx, s, ratelimit.VerbSettle, nil, func() (ratelimit.Result, error) { return s.store.Settle(ctx, r, used...) })
@@ -123,15 +140,18 @@ func (s *Store) Settle(ctx context.Context, r *ratelimit.Receipt, used ...float6
 // Cancel cancels what memory granted in memory. Otherwise it is the store's Cancel, and during a
 // silence a [SilentError].
 func (s *Store) Cancel(ctx context.Context, r *ratelimit.Receipt) (cancelled bool, err error) {
+	if err := s.usable(); err != nil {
+		return false, err
+	}
 	switch {
+	case !receipt.Pays(r): // which asks nobody
+		return s.store.Cancel(ctx, r)
 	case s.memory.granted(r):
 		_, err := s.memory.settle(ctx, r, nil)
 		if errors.Is(err, ratelimit.ErrSettled) {
 			return false, nil
 		}
 		return err == nil, err
-	case len(receipt.Payments(r)) == 0: // which asks nobody
-		return s.store.Cancel(ctx, r)
 	}
 	return ask(ctx, s, ratelimit.VerbCancel, nil, func() (bool, error) { return s.store.Cancel(ctx, r) })
 }
@@ -164,6 +184,9 @@ func of(limit ratelimit.Limit, key string) []ratelimit.Request {
 
 // ask asks the store, unless the database is silent.
 func ask[T any](ctx context.Context, s *Store, verb ratelimit.Verb, requests []ratelimit.Request, do func() (T, error)) (answer T, err error) {
+	if err := s.usable(); err != nil {
+		return answer, err
+	}
 	if quiet := s.quiet.Load(); quiet != nil {
 		w := s.watches.Begin(ctx, verb, ratelimit.FormMemory, requests)
 		defer w.ReportError(&err)
@@ -178,10 +201,14 @@ func ask[T any](ctx context.Context, s *Store, verb ratelimit.Verb, requests []r
 
 // decide asks the store, and answers from memory if the database is silent, or became so while it
 // was asked.
-func (s *Store) decide(ctx context.Context, verb decide.Verb, requests []ratelimit.Request, ask func(context.Context, ...ratelimit.Request) (ratelimit.Result, error)) (ratelimit.Result, error) {
-	quiet := s.quiet.Load()
+func (s *Store) decide(ctx context.Context, verb decide.Verb, requests []ratelimit.Request, ask func(ratelimit.Store, context.Context, ...ratelimit.Request) (ratelimit.Result, error)) (result ratelimit.Result, err error) {
+	if err := s.usable(); err != nil {
+		return result, err
+	}
+	quiet, gaveUp := s.quiet.Load(), ctx.Err()
 	if quiet == nil {
-		result, err := ask(ctx, requests...)
+		gaveUp = nil // what ends the call is the store's to say
+		result, err = ask(s.store, ctx, requests...)
 		if err == nil {
 			if asked(&result) {
 				s.answered()
@@ -195,7 +222,9 @@ func (s *Store) decide(ctx context.Context, verb decide.Verb, requests []ratelim
 		}
 	}
 	w := s.watches.Begin(ctx, verb.Observed(false), ratelimit.FormMemory, requests)
-	result, err := s.decideHere(verb, requests, quiet)
+	if err = gaveUp; err == nil {
+		result, err = s.decideHere(verb, requests, quiet)
+	}
 	w.Report(&result, err)
 	return result, err
 }
@@ -208,7 +237,7 @@ func asked(result *ratelimit.Result) bool {
 // decideHere decides a call without the database.
 func (s *Store) decideHere(verb decide.Verb, requests []ratelimit.Request, quiet *silence) (result ratelimit.Result, err error) {
 	decideEnforced := func(requests []ratelimit.Request) (ratelimit.Result, error) {
-		switch _, err := verb.Call(false, requests); {
+		switch _, err := verb.Call(nil, false, requests); {
 		case err != nil:
 			return ratelimit.Result{}, err
 		case s.memory == nil:

@@ -556,6 +556,51 @@ func TestNewInvalid(t *testing.T) {
 	}
 }
 
+// A caller that has given up before the call takes nothing, from memory neither.
+func TestGaveUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db := memstore.New(nil)
+		s := newStore(t, db, fallback.Config{Processes: 1})
+		mustAllow(t, s, true, perSecond.For("k"))
+		silence(t, db, s)
+		gone, cancel := context.WithCancel(t.Context())
+		cancel()
+		if result, err := s.Allow(gone, perSecond.For("gone")); result.OK || !errors.Is(err, context.Canceled) {
+			t.Errorf("got OK %v, %v, want context.Canceled", result.OK, err)
+		}
+		late, cancel := context.WithDeadline(t.Context(), time.Now())
+		defer cancel()
+		if result, err := s.Allow(late, perSecond.For("gone")); result.OK || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got OK %v, %v, want context.DeadlineExceeded", result.OK, err)
+		}
+		if result, err := s.Check(t.Context(), perSecond.For("gone")); err != nil || result.Value != 10 {
+			t.Errorf("%v are left, %v, want all", result.Value, err)
+		}
+	})
+}
+
+// A Store that New has not made returns errors.
+func TestNotMade(t *testing.T) {
+	for _, s := range []*fallback.Store{nil, {}} {
+		_, allow := s.Allow(t.Context(), perSecond.For("k"))
+		_, first := s.AllowFirst(t.Context(), perSecond.For("k"))
+		_, most := s.AllowAtMost(t.Context(), perSecond.For("k"))
+		_, check := s.Check(t.Context(), perSecond.For("k"))
+		_, reserve := s.Reserve(t.Context(), perSecond.For("k"))
+		_, settle := s.Settle(t.Context(), nil)
+		_, cancel := s.Cancel(t.Context(), nil)
+		for _, err := range []error{allow, first, most, check, reserve, settle, cancel, s.Reset(t.Context(), perSecond, "k")} {
+			if !errors.Is(err, ratelimit.ErrInvalid) {
+				t.Errorf("got %v, want ErrInvalid", err)
+			}
+		}
+		if stats := s.Stats(); stats != (fallback.Stats{}) {
+			t.Errorf("%+v", stats)
+		}
+		s.Close()
+	}
+}
+
 func TestNoTypeShowsKeys(t *testing.T) {
 	s := newStore(t, memstore.New(nil), fallback.Config{Processes: 1})
 	mustAllow(t, s, true, perSecond.For(leak.Key))

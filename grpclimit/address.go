@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 
+	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
@@ -41,6 +42,15 @@ func (a *Addresses) Key(c *Call) (string, error) {
 	addr, err := a.Of(c)
 	if err != nil {
 		return "", err
+	}
+	return a.finder.Key(addr)
+}
+
+// KeyOf returns the key of an address: what an override, a pause or a reset of it writes. The error
+// of one that is invalid is [ratelimit.ErrInvalid].
+func (a *Addresses) KeyOf(addr netip.Addr) (string, error) {
+	if !addr.IsValid() {
+		return "", &ratelimit.FieldError{Package: "grpclimit", Field: "Address", Value: addr, Reason: "must be valid"}
 	}
 	return a.finder.Key(addr)
 }

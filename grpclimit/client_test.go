@@ -1,9 +1,11 @@
 package grpclimit_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"math"
 	"net"
 	"strings"
@@ -225,8 +227,10 @@ func TestClientAgainstHostileServers(t *testing.T) {
 					return refusal.Err()
 				}
 				store := memstore.New(nil)
+				var log bytes.Buffer
 				client, err := grpclimit.NewClient(&grpclimit.ClientConfig{
 					Store: store, Limit: func(context.Context, string, any) ratelimit.Request { return quota.For("") },
+					Logger: slog.New(slog.NewTextHandler(&log, nil)),
 				})
 				if err != nil {
 					t.Fatal(err)
@@ -261,8 +265,8 @@ func TestClientAgainstHostileServers(t *testing.T) {
 				}
 				wg.Wait()
 				result, err := store.Check(t.Context(), quota.For(""))
-				if err != nil || time.Until(result.PausedUntil) > 5*time.Minute {
-					t.Errorf("%v, %v: the shared limit is paused until %v, %v", test.code, test.info, result.PausedUntil, err)
+				if err != nil || time.Until(result.PausedUntil) > 5*time.Minute || log.Len() > 0 {
+					t.Errorf("%v, %v: the shared limit is paused until %v, %v; logged:\n%.300s", test.code, test.info, result.PausedUntil, err, log.String())
 				}
 			})
 		}

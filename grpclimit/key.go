@@ -67,6 +67,12 @@ func FirstOf(keys ...Key) Key {
 // UTF-8. It hides only values that cannot be guessed: not addresses.
 func Hashed(key Key) Key { return edge.Hashed(key) }
 
+// HashedKey returns the key that [Hashed] makes of one: what an override, a pause or a reset writes.
+func HashedKey(key string) string { return edge.Hash(key) }
+
+// PlacedKey returns the key that [FirstOf] makes of the one at a place in its list, counted from 0.
+func PlacedKey(place int, key string) string { return edge.Place(place, key) }
+
 // Cost says how many tokens a call takes, such as by its message; 0 takes none. Its errors are
 // answered as those of a [Key]. A client's own claim must not make its call cheaper.
 type Cost = func(*Call) (float64, error)

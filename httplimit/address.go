@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/netip"
 
+	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
@@ -39,6 +40,15 @@ func (a *Addresses) Key(r *http.Request) (string, error) {
 	addr, err := a.Of(r)
 	if err != nil {
 		return "", err
+	}
+	return a.finder.Key(addr)
+}
+
+// KeyOf returns the key of an address: what an override, a pause or a reset of it writes. The error
+// of one that is invalid is [ratelimit.ErrInvalid].
+func (a *Addresses) KeyOf(addr netip.Addr) (string, error) {
+	if !addr.IsValid() {
+		return "", &ratelimit.FieldError{Package: "httplimit", Field: "Address", Value: addr, Reason: "must be valid"}
 	}
 	return a.finder.Key(addr)
 }

@@ -52,6 +52,10 @@ func TestTransportAgainstHostileServers(t *testing.T) {
 		{"503 with nothing left", 503, []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "0"}, 500 * time.Millisecond},
 		{"503 with Retry-After: 0", 503, []string{"Retry-After", "0"}, 500 * time.Millisecond},
 		{"529 with nothing left", 529, []string{"Anthropic-Ratelimit-Tokens-Remaining", "0", "Anthropic-Ratelimit-Tokens-Reset", "2026-03-14T12:01:00Z"}, time.Minute},
+		{"x-ms-retry-after-ms: 0", 429, []string{"X-Ms-Retry-After-Ms", "0"}, 500 * time.Millisecond},
+		{"a duration of 9ms", 429, []string{"X-RateLimit-Remaining-Requests", "0", "X-RateLimit-Reset-Requests", "9ms"}, 9 * time.Millisecond},
+		{"a duration of 0s", 429, []string{"X-RateLimit-Remaining-Tokens", "0", "X-RateLimit-Reset-Tokens", "0s"}, 500 * time.Millisecond},
+		{"RFC 3339, past", 529, []string{"Anthropic-Ratelimit-Tokens-Remaining", "0", "Anthropic-Ratelimit-Tokens-Reset", "2026-03-14T11:59:00Z"}, 500 * time.Millisecond},
 		{"a duration", 429, []string{"X-RateLimit-Remaining-Tokens", "0", "X-RateLimit-Reset-Tokens", "1m0s"}, time.Minute},
 	} {
 		synctest.Test(t, func(t *testing.T) {

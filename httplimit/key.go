@@ -71,6 +71,12 @@ func FirstOf(keys ...Key) Key {
 // UTF-8. It does not hide keys that can be guessed, such as addresses.
 func Hashed(key Key) Key { return edge.Hashed(key) }
 
+// HashedKey returns the key that [Hashed] makes of one: what an override, a pause or a reset writes.
+func HashedKey(key string) string { return edge.Hash(key) }
+
+// PlacedKey returns the key that [FirstOf] makes of the one at a place in its list, counted from 0.
+func PlacedKey(place int, key string) string { return edge.Place(place, key) }
+
 // RequestError is a fault of the request, such as a header that is missing. A [Key],
 // a [Cost] and a Policy.Tier may return one; the client is told Status and Detail.
 type RequestError struct {

@@ -64,6 +64,38 @@ func TestKeys(t *testing.T) {
 	}
 }
 
+// What an override writes is what the door makes of a request.
+func TestKeysOfOverrides(t *testing.T) {
+	addresses, err := httplimit.NewAddresses(&httplimit.AddressConfig{IPv4Bits: 24})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := get("/", "X-User", "sk_live")
+	r.RemoteAddr = "192.0.2.7:80"
+	made := func(key httplimit.Key) string {
+		t.Helper()
+		k, err := key(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k
+	}
+	of, err := addresses.KeyOf(netip.MustParseAddr("192.0.2.9"))
+	if want := made(addresses.Key); err != nil || of != want {
+		t.Errorf("got %q, %v, want %q", of, err, want)
+	}
+	if got, want := httplimit.HashedKey("sk_live"), made(httplimit.Hashed(byUser)); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	none := httplimit.ByHeader("X-None")
+	if got, want := httplimit.PlacedKey(1, of), made(httplimit.FirstOf(none, addresses.Key)); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if _, err := addresses.KeyOf(netip.Addr{}); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("no address: got %v", err)
+	}
+}
+
 // A middleware around a handler sees the pattern by which it was routed.
 func TestByRouteInside(t *testing.T) {
 	var got string

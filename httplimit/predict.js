@@ -36,10 +36,10 @@ export const readyAt = (limit, count = 1) => {
 }
 
 // Now, on the server's clock: a little before it, since the answer was under way.
-export const now = (limit) => limit.at + Date.now() - limit.received
+export const now = (limit) => limit.offset + performance.now()
 
-// Notes when limits were received. For those of a problem; load does it itself.
-export const receive = (limits) => limits.map((limit) => ({ ...limit, received: Date.now() }))
+// Notes by how much its clock is ahead. For limits of a problem; load does it itself.
+export const receive = (limits) => limits.map((limit) => ({ ...limit, offset: limit.at - performance.now() }))
 
 // The limits that a path tells of.
 export const load = async (path, init) => {

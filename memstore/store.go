@@ -199,7 +199,7 @@ func (s scope) watch(ctx context.Context, verb ratelimit.Verb, requests ...ratel
 	case s.session != nil || s.fault != nil:
 		return s.watches.Begin(ctx, verb, ratelimit.FormTx, requests)
 	}
-	w.Later(s.watches, ctx, verb, ratelimit.FormMemory, requests)
+	w.BeginLater(s.watches, ctx, verb, ratelimit.FormMemory, requests)
 	return w
 }
 

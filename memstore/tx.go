@@ -135,13 +135,13 @@ func (s *Store) runWatched(ctx context.Context, w *watch.Watch, reserve bool, re
 	if err != nil {
 		return result, err
 	}
-	w.Became = ratelimit.OutcomeRolledBack
+	w.Outcome = ratelimit.OutcomeRolledBack
 	if err := do(tx, result); err != nil {
 		return result, err
 	}
 	if err := tx.Commit(ctx); err != nil && !tx.committed {
 		return result, fmt.Errorf("memstore: commit: %w", err)
 	}
-	w.Became = ""
+	w.Outcome = ""
 	return result, nil
 }

@@ -31,7 +31,7 @@ func (s scope) decideWatched(ctx context.Context, verb decide.Verb, reserve bool
 			return s.decideWatched(ctx, verb, reserve, left)
 		})
 	}
-	call, err := verb.Call(reserve, requests)
+	call, err := verb.Call(&s.seen, reserve, requests)
 	if err == nil {
 		err = s.seen.NoteCall(&call)
 	}
@@ -200,7 +200,7 @@ func (s scope) change(a *decide.Demand, now time.Time, to func(*bucket.Definitio
 }
 
 func (s scope) cancel(ctx context.Context, r *ratelimit.Receipt) (cancelled bool, err error) {
-	if len(receipt.Payments(r)) == 0 {
+	if !receipt.Pays(r) {
 		return false, s.usable(ctx)
 	}
 	w := s.watch(ctx, ratelimit.VerbCancel)

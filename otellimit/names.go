@@ -48,6 +48,13 @@ const (
 	// MetricCatalogAge is since when a process has not heard of the catalog. s
 	MetricCatalogAge = "ratelimit.catalog.age"
 
+	// MetricSilent is 1 while a fallback.Store knows its database to be silent, and else 0.
+	// MetricSilences counts the silences that began, and MetricBusy the calls that found all
+	// connections of the pool in use. {silence}, {request}
+	MetricSilent   = "ratelimit.fallback.silent"
+	MetricSilences = "ratelimit.fallback.silences"
+	MetricBusy     = "ratelimit.fallback.pool_in_use"
+
 	AttrPolicy = "ratelimit.policy" // the name of the limit
 	AttrResult = "ratelimit.result" // a ratelimit.Outcome
 	AttrVerb   = "ratelimit.verb"

@@ -29,6 +29,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/fallback"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -279,4 +280,32 @@ func (o *Observer) WatchCatalog(c interface{ Age() time.Duration }) (metric.Regi
 		to.ObserveFloat64(age, c.Age().Seconds())
 		return nil
 	}, age)
+}
+
+// WatchFallback has it told with every collection whether a *fallback.Store knows its database to be
+// silent, until the Registration's Unregister.
+func (o *Observer) WatchFallback(store interface{ Stats() fallback.Stats }) (metric.Registration, error) {
+	silent, err := o.meter.Float64ObservableGauge(MetricSilent, metric.WithDescription("1 while the database is silent."))
+	if err != nil {
+		return nil, err
+	}
+	silences, err := o.meter.Int64ObservableCounter(MetricSilences, metric.WithUnit("{silence}"), metric.WithDescription("Silences of the database that began."))
+	if err != nil {
+		return nil, err
+	}
+	busy, err := o.meter.Int64ObservableCounter(MetricBusy, metric.WithUnit("{request}"), metric.WithDescription("Calls that found all connections of the pool in use."))
+	if err != nil {
+		return nil, err
+	}
+	return o.meter.RegisterCallback(func(_ context.Context, to metric.Observer) error {
+		stats := store.Stats()
+		var now float64
+		if stats.Silent {
+			now = 1
+		}
+		to.ObserveFloat64(silent, now)
+		to.ObserveInt64(silences, stats.Silences)
+		to.ObserveInt64(busy, stats.Busy)
+		return nil
+	}, silent, silences, busy)
 }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,6 +22,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/fallback"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/memstore"
 	"github.com/pgratelimit/ratelimit/otellimit"
@@ -352,4 +355,46 @@ func TestCatalogAge(t *testing.T) {
 	if got := sum(t, reader, otellimit.MetricCatalogAge); got != 90 {
 		t.Errorf("got %g seconds, want 90", got)
 	}
+}
+
+// A silence is a metric of its own, and the calls that it fails are errors of the class silent.
+func TestSilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o, reader := observer(t)
+		db := memstore.New(nil)
+		store, err := fallback.New(db, &fallback.Config{Observe: o.Observe, Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer store.Close()
+		if _, err := o.WatchFallback(store); err != nil {
+			t.Fatal(err)
+		}
+		silent := func(want float64) {
+			t.Helper()
+			if now, began := sum(t, reader, otellimit.MetricSilent), sum(t, reader, otellimit.MetricSilences); now != want || began != want {
+				t.Errorf("silent %g after %g silences, want %g", now, began, want)
+			}
+		}
+		silent(0)
+		limit := ratelimit.TokenBucket{Name: "api", Rate: 1, Period: time.Hour}
+		db.SetSilent(true)
+		for !store.Stats().Silent {
+			_ = store.Take(t.Context(), limit.For("k"))
+			time.Sleep(time.Second)
+		}
+		silent(1)
+		before := sum(t, reader, otellimit.MetricErrors, otellimit.AttrError, "silent")
+		for range 3 {
+			_ = store.Take(t.Context(), limit.For("k"))
+		}
+		if got := sum(t, reader, otellimit.MetricErrors, otellimit.AttrError, "silent", otellimit.AttrPolicy, "api") - before; got != 3 {
+			t.Errorf("%g errors of the class silent, want 3", got)
+		}
+		db.SetSilent(false)
+		time.Sleep(2 * time.Second)
+		if now, busy := sum(t, reader, otellimit.MetricSilent), sum(t, reader, otellimit.MetricBusy); now != 0 || busy != 0 {
+			t.Errorf("after the silence it is %g, and %g calls found no connection", now, busy)
+		}
+	})
 }

@@ -51,6 +51,8 @@ type txVerbs struct {
 	tx pgx.Tx
 }
 
+func (v txVerbs) in() pgx.Tx { return v.tx }
+
 func (v txVerbs) Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return v.AllowTx(ctx, v.tx, requests...)
 }
@@ -97,6 +99,56 @@ func (v txVerbs) Resume(ctx context.Context, limit ratelimit.Limit, key string) 
 
 func (v txVerbs) Reset(ctx context.Context, limit ratelimit.Limit, key string) error {
 	return v.ResetTx(ctx, v.tx, limit, key)
+}
+
+// queuedVerbs is txVerbs that allow by QueueTake, as far as that can. It does not tell how a limit in
+// ModeShadow stands that refuses.
+type queuedVerbs struct{ txVerbs }
+
+func (v queuedVerbs) Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	var (
+		batch   pgx.Batch
+		refused *ratelimit.RefusedError
+		field   *ratelimit.FieldError
+	)
+	if slices.ContainsFunc(requests, func(r ratelimit.Request) bool { return r.Mode == ratelimit.ModeShadow }) {
+		return v.txVerbs.Allow(ctx, requests...)
+	}
+	take, err := v.QueueTake(&batch, requests...)
+	if errors.As(err, &refused) {
+		return refused.Result, nil
+	}
+	if errors.As(err, &field) && strings.Contains(field.Reason, "in a batch") {
+		return v.txVerbs.Allow(ctx, requests...)
+	}
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	savepoint, err := v.tx.Begin(ctx)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	if err = savepoint.SendBatch(ctx, &batch).Close(); err == nil {
+		return take.Result(), savepoint.Commit(ctx)
+	}
+	if err := savepoint.Rollback(ctx); err != nil {
+		return ratelimit.Result{}, err
+	}
+	if behind := strings.Contains(err.Error(), "not decided in a batch"); behind || len(requests) > 1 { // whose refusal is of one of them
+		return v.txVerbs.Allow(ctx, requests...)
+	}
+	if !errors.As(err, &refused) {
+		return ratelimit.Result{}, err
+	}
+	return refused.Result, nil
+}
+
+// verbs are those of a transaction in the history's form.
+func (h *history) verbs(store *pgstore.Store, tx pgx.Tx) verbs {
+	if h.form.queued {
+		return queuedVerbs{txVerbs{store, tx}}
+	}
+	return txVerbs{store, tx}
 }
 
 type verb string
@@ -314,6 +366,7 @@ type form struct {
 	inTx     bool
 	level    pgx.TxIsoLevel
 	portable bool
+	queued   bool          // allow by QueueTake
 	sql      bool          // through database/sql
 	remember time.Duration // Escrow, of decisions on their own only; so short that next to nothing is taken ahead, which would lower the burst
 }
@@ -328,6 +381,8 @@ var forms = []form{
 	{name: "repeatable read portable", inTx: true, level: pgx.RepeatableRead, portable: true},
 	{name: "serializable", inTx: true, level: pgx.Serializable},
 	{name: "serializable portable", inTx: true, level: pgx.Serializable, portable: true},
+	{name: "read committed queued", inTx: true, level: pgx.ReadCommitted, queued: true},
+	{name: "serializable portable queued", inTx: true, level: pgx.Serializable, portable: true, queued: true},
 	{name: "read committed database/sql", inTx: true, level: pgx.ReadCommitted, sql: true},
 	{name: "serializable database/sql", inTx: true, level: pgx.Serializable, sql: true},
 	{name: "repeatable read portable database/sql", inTx: true, level: pgx.RepeatableRead, portable: true, sql: true},
@@ -478,7 +533,7 @@ func (h *history) nested(tx pgx.Tx, calls int, outer bool) {
 	start := len(h.model.log)
 	h.noCancel = !outer
 	for range calls {
-		h.step(txVerbs{h.sql, tx})
+		h.step(h.verbs(h.sql, tx))
 		if outer && h.rand.IntN(8) == 0 {
 			h.within(tx, func(savepoint pgx.Tx) { h.nested(savepoint, 1+h.rand.IntN(3), false) })
 			h.noCancel = false
@@ -528,10 +583,10 @@ func (h *history) step(v verbs) {
 		return
 	}
 	h.retryAt = a.result.RetryAt
-	if v, ok := v.(txVerbs); ok {
+	if v, ok := v.(interface{ in() pgx.Tx }); ok {
 		// Behind a savepoint, so that the wait may be of any length.
-		h.within(v.tx, func(savepoint pgx.Tx) {
-			h.keepsPromise(txVerbs{v.Store, savepoint}, o)
+		h.within(v.in(), func(savepoint pgx.Tx) {
+			h.keepsPromise(h.verbs(h.sql, savepoint), o)
 			if err := savepoint.Rollback(h.t.Context()); err != nil {
 				h.fail(err)
 			}

@@ -271,12 +271,12 @@ func TestPrefetchGoesWithOthers(t *testing.T) {
 			sent := &traced.Statements{}
 			db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
 			store, h := knowing(t, db, name == "portable")
-			h.Note(100, 100)
+			h.CountDemand(100, 100)
 			var calls []*engine.Pending
 			for _, n := range []float64{3, 0, 4} {
 				p := allowTicket(t, remembered.ForN("k", n)).Value
 				if n != 3 { // a call for the first of several does not know it
-					memory.Keep(p, h, nil)
+					memory.Attach(p, h, nil)
 				}
 				if n == 0 {
 					p.Extra = true
@@ -329,13 +329,13 @@ func TestTokensOfOneWhoLeft(t *testing.T) {
 			var sends onSend
 			db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = &sends }))
 			store, h := knowing(t, db, name == "portable")
-			h.Note(100, 100)
+			h.CountDemand(100, 100)
 			var calls []*engine.Pending
 			var tokens []*escrow.Tokens
 			for _, n := range []float64{3, 4} {
 				p := allowTicket(t, remembered.ForN("k", n)).Value
 				tokens = append(tokens, &escrow.Tokens{})
-				memory.Keep(p, h, tokens[len(tokens)-1])
+				memory.Attach(p, h, tokens[len(tokens)-1])
 				calls = append(calls, p)
 			}
 			join, goOn := gathering(t, func(ctx context.Context, tickets []*engine.Ticket) {
@@ -398,7 +398,7 @@ func TestPrefetchKeepsItsSeat(t *testing.T) {
 	db := pgtest.New(t)
 	store, e := knowing(t, db, false)
 	defer store.Close()
-	e.Note(100, 100)
+	e.CountDemand(100, 100)
 	tx := lockRows(t, db)
 	for waits := false; !waits; {
 		store.givesUp(t, e)
@@ -423,7 +423,7 @@ func TestPrefetchHasItsTurn(t *testing.T) {
 		t.Error("it was prefetched when nobody had taken much")
 	}
 	for range 2 { // the second time it is known to be locked
-		e.Note(100, 100)
+		e.CountDemand(100, 100)
 		tx := lockRows(t, db)
 		store.givesUp(t, e)
 		got := make(chan bool, 1)
@@ -442,7 +442,7 @@ func TestPrefetchHasItsTurn(t *testing.T) {
 				t.Fatal("it was not prefetched when the row was free")
 			}
 		}
-		store.memory.Evict(e.Ask().KeyOf())
+		store.memory.Evict(e.Template().KeyOf())
 		for begun := time.Now(); store.conn.Work.UnderWay() > 0; time.Sleep(time.Millisecond) { // the row has it, before it is locked again
 			if time.Since(begun) > 10*time.Second {
 				t.Fatal("the tokens did not return to their row")
@@ -457,7 +457,7 @@ func TestPrefetchedRowKeepsItsQueue(t *testing.T) {
 	db := pgtest.New(t)
 	store, e := knowing(t, db, false)
 	defer store.Close()
-	row := decide.Row{Key: e.Ask().KeyOf()}
+	row := decide.Row{Key: e.Template().KeyOf()}
 	queued := func(unused time.Duration) bool {
 		probe(store).Unused(row, unused)
 		return store.engine.LockedRows() == 1
@@ -467,7 +467,7 @@ func TestPrefetchedRowKeepsItsQueue(t *testing.T) {
 		t.Error("a row that was not prefetched from keeps its queue for longer than others")
 	}
 	store.engine.MarkLocked(row)
-	if e.Note(100, 100); !store.prefetches(t.Context(), e) {
+	if e.CountDemand(100, 100); !store.prefetches(t.Context(), e) {
 		t.Fatal("nothing was prefetched")
 	}
 	if !queued(10*time.Second - time.Second) {
@@ -480,8 +480,8 @@ func TestPrefetchedRowKeepsItsQueue(t *testing.T) {
 
 // prefetches reports whether it has tokens of an entry prefetched.
 func (s *Store) prefetches(ctx context.Context, e *escrow.Entry) bool {
-	p := &engine.Pending{Call: decide.Call{Demands: []decide.Demand{*e.Ask()}}, Extra: true}
-	memory.Keep(p, e, nil)
+	p := &engine.Pending{Call: decide.Call{Demands: []decide.Demand{*e.Template()}}, Extra: true}
+	memory.Attach(p, e, nil)
 	result, err := s.engine.Decide(ctx, nil, p)
 	return err == nil && result.OK
 }
@@ -514,7 +514,7 @@ func lockRows(t *testing.T, db *pgtest.DB) pgx.Tx {
 
 // idle reports whether nobody waits for the row of an entry.
 func (s *Store) idle(e *escrow.Entry) bool {
-	return probe(s).Idle(decide.Row{Key: e.Ask().KeyOf()})
+	return probe(s).Idle(decide.Row{Key: e.Template().KeyOf()})
 }
 
 // A call for a row that is waited for does not wait for a lane before.
@@ -560,13 +560,13 @@ func TestPrefetchIsAChange(t *testing.T) {
 			if _, _, told := e.Refusal(); !told {
 				t.Error("the refusal is not remembered")
 			}
-			e.Note(100, 100)
-			ask := *e.Ask()
+			e.CountDemand(100, 100)
+			ask := *e.Template()
 			if tokens != nil {
 				ask.Count = 1
 			}
 			p := &engine.Pending{Call: decide.Call{Demands: []decide.Demand{ask}}, Extra: tokens == nil}
-			memory.Keep(p, e, tokens)
+			memory.Attach(p, e, tokens)
 			probe(store).Granting() // as if others had been granted what they asked for
 			if result, err := store.engine.Decide(t.Context(), nil, p); err != nil || !result.OK {
 				t.Fatalf("%v, %v", result, err)

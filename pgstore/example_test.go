@@ -22,6 +22,33 @@ var (
 	Tokens      = ratelimit.TokenBucket{Name: "tokens", Rate: 40_000, Period: time.Hour}
 )
 
+// A message and its token travel in one round trip. A refusal undoes both.
+func ExampleStore_QueueTake() {
+	ctx := context.Background()
+	pool, done := exampleDatabase() // a *pgxpool.Pool
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, body := range []string{"one", "two", "three"} {
+		var batch pgx.Batch
+		batch.Queue("INSERT INTO messages (sender, body) VALUES ($1, $2)", "alice", body)
+		if _, err := store.QueueTake(&batch, SendMessage.For("alice")); err != nil {
+			log.Fatal(err)
+		}
+		err := pool.SendBatch(ctx, &batch).Close()
+		if err != nil && !errors.Is(err, ratelimit.ErrRefused) {
+			log.Fatal(err)
+		}
+		fmt.Println(body, err == nil)
+	}
+	// Output:
+	// one true
+	// two true
+	// three false
+}
+
 // A message is written, and counted, or neither: the limit is in the same
 // transaction. A refusal is no error, so what else the transaction did stays.
 func ExampleStore_AllowTx() {

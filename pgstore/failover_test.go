@@ -106,6 +106,35 @@ func TestFailOver(t *testing.T) {
 	}
 }
 
+// An error that no value causes fails the statement, and not each half of its calls again.
+func TestErrorsOfNoValueAreNotHalved(t *testing.T) {
+	t.Parallel()
+	const calls = 64
+	for _, code := range []string{"58030", "XX001", "0A000", "54001"} {
+		t.Run(code, func(t *testing.T) {
+			t.Parallel()
+			var statements failing
+			db := pgtest.New(t, maxConns(10), statements.trace())
+			store := newStore(t, db)
+			mustAllow(t, store, slow("l", 1000).For("k"))
+			execIn(t, db, `CREATE FUNCTION {schema}.fail() RETURNS trigger LANGUAGE plpgsql AS $$
+				BEGIN
+					PERFORM pg_sleep(0.05);
+					RAISE EXCEPTION 'of the server' USING ERRCODE = '`+code+`';
+				END $$;
+				CREATE TRIGGER fail BEFORE UPDATE ON {schema}.rate_limits FOR EACH STATEMENT EXECUTE FUNCTION {schema}.fail()`)
+			together(calls, func(int) {
+				if result, err := store.Allow(t.Context(), slow("l", 1000).For("k")); result.OK || codeOf(err) != code {
+					t.Errorf("got OK %v, error %v, want code %s", result.OK, err, code)
+				}
+			})
+			if n := statements.n.Load(); n < 1 || n > calls/4 { // halved, they are 126
+				t.Errorf("%d statements failed, want a few for %d calls", n, calls)
+			}
+		})
+	}
+}
+
 // Each verb on its own leaves an old primary after one error.
 func TestFailOverOfEachVerb(t *testing.T) {
 	t.Parallel()

@@ -9,6 +9,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/permits"
 )
 
 // Permits is the verbs of limits of how many at once, which [ratelimit.InFlight] defines. It is safe
@@ -97,7 +98,7 @@ func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitReques
 	if refuses(&request) != nil { // in which nobody waits
 		return s.acquireNow(ctx, &request, of, rates)
 	}
-	inner, end, err := s.conn.Work.Whole(ctx)
+	inner, end, err := s.conn.Work.BeginSpan(ctx)
 	if err != nil {
 		return ratelimit.Permit{}, err
 	}
@@ -275,6 +276,16 @@ func (p Permits) Reset(ctx context.Context, limit ratelimit.InFlight, key string
 // grows also when its row was deleted, unless the server's clock was set back by more than a
 // minute since.
 func (p Permits) Prune(ctx context.Context, limits ...ratelimit.InFlight) (deleted int64, err error) {
+	return p.prune(ctx, limits, (*permits.Permits).Prune)
+}
+
+// Prunable returns how many rows Prune would delete at this moment, and deletes none.
+func (p Permits) Prunable(ctx context.Context, limits ...ratelimit.InFlight) (rows int64, err error) {
+	return p.prune(ctx, limits, (*permits.Permits).Prunable)
+}
+
+// prune prunes each limit's name, or counts what that would delete.
+func (p Permits) prune(ctx context.Context, limits []ratelimit.InFlight, each func(*permits.Permits, context.Context, string) (int64, error)) (rows int64, err error) {
 	s := p.store
 	if err := s.usable(); err != nil {
 		return 0, err
@@ -285,12 +296,12 @@ func (p Permits) Prune(ctx context.Context, limits ...ratelimit.InFlight) (delet
 		}
 	}
 	for _, l := range limits {
-		n, err := s.permits.Prune(ctx, l.Name)
-		if deleted += n; err != nil {
-			return deleted, err
+		n, err := each(s.permits, ctx, l.Name)
+		if rows += n; err != nil {
+			return rows, err
 		}
 	}
-	return deleted, nil
+	return rows, nil
 }
 
 // named is a permit with the limit and key that were asked, also after an error.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
 // Prune deletes the rows of the given limits that mean the same as no row, and returns how many
@@ -31,18 +32,31 @@ func (s *Store) PruneOverridden(ctx context.Context, overrides []ratelimit.Reque
 	if err := s.usable(); err != nil {
 		return 0, err
 	}
+	return s.prune(ctx, overrides, limits, s.editor.Prune)
+}
+
+// Prunable returns how many rows PruneOverridden would delete at this moment, and deletes none.
+func (s *Store) Prunable(ctx context.Context, overrides []ratelimit.Request, limits ...ratelimit.Limit) (rows int64, err error) {
+	if err := s.usable(); err != nil {
+		return 0, err
+	}
+	return s.prune(ctx, overrides, limits, s.editor.Prunable)
+}
+
+// prune prunes each name, or counts what that would delete.
+func (s *Store) prune(ctx context.Context, overrides []ratelimit.Request, limits []ratelimit.Limit, each func(context.Context, string, decide.Overrides) (int64, error)) (rows int64, err error) {
 	names, err := s.known.Definitions.NoteAll(overrides, limits)
 	if err != nil {
 		return 0, err
 	}
 	for name, of := range names {
-		n, err := s.editor.Prune(ctx, name, of)
-		deleted += n
+		n, err := each(ctx, name, of)
+		rows += n
 		if err != nil {
-			return deleted, err
+			return rows, err
 		}
 	}
-	return deleted, nil
+	return rows, nil
 }
 
 // Names returns the names of limits that have rows in the table, in order: also of

@@ -62,7 +62,7 @@ func (s *Store) Settle(ctx context.Context, r *ratelimit.Receipt, used ...float6
 // was rolled back.
 func (s *Store) CancelTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt) (cancelled bool, err error) {
 	err = s.usableIn(tx)
-	if len(receipt.Payments(r)) == 0 {
+	if !receipt.Pays(r) {
 		return false, err
 	}
 	w := s.watch(ctx, ratelimit.VerbCancel, ratelimit.FormTx)
@@ -75,7 +75,7 @@ func (s *Store) CancelTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt) (
 
 // Cancel is [Store.CancelTx] on its own.
 func (s *Store) Cancel(ctx context.Context, r *ratelimit.Receipt) (cancelled bool, err error) {
-	if err := s.usable(); err != nil || len(receipt.Payments(r)) == 0 {
+	if err := s.usable(); err != nil || !receipt.Pays(r) {
 		return false, err
 	}
 	w := s.watch(ctx, ratelimit.VerbCancel, ratelimit.FormOwn)

@@ -252,7 +252,7 @@ func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (rateli
 	if err := s.usable(); err != nil {
 		return ratelimit.Result{}, err
 	}
-	inner, end, err := s.conn.Work.Whole(ctx)
+	inner, end, err := s.conn.Work.BeginSpan(ctx)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -306,7 +306,7 @@ func (s *Store) decide(ctx context.Context, verb decide.Verb, reserve bool, requ
 		return ratelimit.Result{}, err
 	}
 	var w watch.Watch // whose time begins when it is not answered from memory
-	w.Later(s.observer, ctx, verb.Observed(reserve), ratelimit.FormOwn, requests)
+	w.BeginLater(s.observer, ctx, verb.Observed(reserve), ratelimit.FormOwn, requests)
 	result, err := s.decideWatched(ctx, &w, verb, reserve, requests)
 	w.Report(&result, err)
 	return result, err
@@ -324,7 +324,7 @@ func (s *Store) decideWatched(ctx context.Context, w *watch.Watch, verb decide.V
 	if s.memory != nil && verb == decide.All {
 		return s.memory.Decide(ctx, w, reserve, requests)
 	}
-	call, err := verb.Call(reserve, requests)
+	call, err := verb.Call(&s.known.Definitions, reserve, requests)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -336,7 +336,10 @@ func (s *Store) decideTx(ctx context.Context, tx pgx.Tx, verb decide.Verb, reser
 	if err := s.usable(); err != nil {
 		return ratelimit.Result{}, err
 	}
-	w := s.watch(ctx, verb.Observed(reserve), ratelimit.FormTx, requests...)
+	if s.observer == nil {
+		return s.taker.Decide(ctx, tx, verb, reserve, requests)
+	}
+	w := s.observer.Begin(ctx, verb.Observed(reserve), ratelimit.FormTx, requests)
 	result, err := s.taker.Decide(ctx, tx, verb, reserve, requests)
 	w.Report(&result, err)
 	return result, err

@@ -210,6 +210,31 @@ var followed = map[string]func(p *patient){
 			p.Errorf("%d tokens are left, want %d", left, before)
 		}
 	},
+	"unlike": func(p *patient) {
+		for _, key := range []string{"198.51.100.7/32", "2001:db8::/64"} {
+			p.take(api, key, 1)
+		}
+		for _, key := range []string{"192.0.2.1", "192.0.2.2/32", "2001:db8:7::/64"} {
+			p.edited(p.catalog.Set(p.Context(), "api", key, catalog.Override{Capacity: 40}))
+		}
+		_, err := p.store.Pause(p.Context(), api, "192.0.2.3", time.Hour)
+		p.must(err)
+		write := regexp.MustCompile(`the key (\S+), and remove this one`)
+		advised := write.FindStringSubmatch(p.advised("keys", "give the override the key "))
+		p.program("catalog", "set", "api", advised[1], "--capacity", "40", "--yes").ok(p.T)
+		p.program("catalog", "unset", "api", "192.0.2.1", "--yes").ok(p.T)
+		advised = write.FindStringSubmatch(p.advised("keys", "give the pause the key "))
+		p.program("pause", "api", advised[1], "1h", "--yes").ok(p.T)
+		p.program("reset", "api", "192.0.2.3", "--yes").ok(p.T)
+		p.well("keys", "key")
+		p.must(p.catalog.Refresh(p.Context()))
+		if d := p.catalog.For(api, "192.0.2.1/32").Limit.Definition(); d.Capacity != 40 {
+			p.Errorf("the address has a capacity of %v, want 40", d.Capacity)
+		}
+		if left := p.left(api, "192.0.2.3/32"); left != 0 {
+			p.Errorf("%d tokens are left of an address that is paused, want 0", left)
+		}
+	},
 	"undefined": func(p *patient) {
 		jobs := ratelimit.TokenBucket{Name: "jobs", Rate: 1, Period: time.Hour, Capacity: 5}
 		p.must(p.store.Take(p.Context(), jobs.ForN("k", 4)))

@@ -210,6 +210,9 @@ func (e *editing) make(cmd *cobra.Command, d *inspect.Inspector, name, key strin
 		return err
 	}
 	p := e.printer(cmd)
+	if key != catalog.AllKeys && by != nil {
+		e.note(cmd, d, name, key)
+	}
 	if edit.Changes() {
 		if ok, err := e.agreed(cmd, d, &edit); !ok {
 			return err
@@ -473,20 +476,17 @@ func export(p *printer, c *catalog.Catalog, only string) error {
 func catalogHistory(o *options) *cobra.Command {
 	var most int
 	c := &cobra.Command{
-		Use:     "history [LIMIT]",
+		Use:     "history [LIMIT [KEY]]",
 		Short:   "List changes of definitions and overrides, the newest first",
-		Example: `  ratelimit catalog history send_message`,
-		Args:    cobra.MaximumNArgs(1),
+		Long:    "List changes of definitions and overrides, the newest first; of a key those of its override, and those for all keys.",
+		Example: "  ratelimit catalog history send_message\n  ratelimit catalog history send_message alice",
+		Args:    cobra.MaximumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if most < 0 {
 				return bad("--most %d: must not be negative", most)
 			}
 			return o.onCatalog(cmd, func(d *inspect.Inspector) error {
-				name := ""
-				if len(args) == 1 {
-					name = args[0]
-				}
-				changes, err := d.Catalog.History(cmd.Context(), name, most)
+				changes, err := historyOf(cmd.Context(), d.Catalog, args, most)
 				if err != nil {
 					return err
 				}
@@ -496,6 +496,21 @@ func catalogHistory(o *options) *cobra.Command {
 	}
 	c.Flags().IntVarP(&most, "most", "n", 50, "at most so many changes; 0 for all")
 	return o.listing(o.onDatabase(c))
+}
+
+// historyOf reads the history of [LIMIT [KEY]].
+func historyOf(ctx context.Context, c *catalog.Catalog, args []string, most int) ([]catalog.Change, error) {
+	switch len(args) {
+	case 0:
+		return c.History(ctx, "", most)
+	case 1:
+		return c.History(ctx, args[0], most)
+	}
+	key, err := keyOf(args[1])
+	if err != nil {
+		return nil, err
+	}
+	return c.KeyHistory(ctx, args[0], key, most)
 }
 
 func listChanges(p *printer, changes []catalog.Change) error {

@@ -37,7 +37,13 @@ func TestCatalog(t *testing.T) {
 		t.Errorf("got %+v", history)
 	}
 
+	history = objects[changeJSON](t, run("history", "api", "alice", "--json"))
+	if len(history) != 3 || len(objects[changeJSON](t, run("history", "api", "bob", "--json"))) != 2 {
+		t.Errorf("of one key: got %+v", history)
+	}
+
 	w.must(w.catalog.PublishInFlight(t.Context(), ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Minute}))
+	w.program("catalog", "set", "exports", "alice", "--mode", "shadow", "--yes").wantStatus(t, exitBad, `Mode shadow: must be enforce or refuse for a limit of how many at once`)
 	wantIn(t, run("set", "exports", "alice", "--at-once", "5", "--lease", "1h", "--yes"), "none → 5 at once, lease 1h")
 	wantIn(t, run("ls"), `"exports": 2 at a time`)
 	wantIn(t, run("ls", "exports"), "5 at once", "alice")
@@ -152,6 +158,7 @@ func TestCatalogRefuses(t *testing.T) {
 		{[]string{"ls", "unknown"}, "no definition of this limit"},
 		{[]string{"export", "unknown"}, "no definition of this limit"},
 		{[]string{"history", "--most", "-1"}, "--most -1"},
+		{[]string{"history", "api", `"`}, "begins with a quote"},
 	} {
 		o := w.program(append([]string{"catalog"}, test.args...)...)
 		o.wantStatus(t, exitBad, test.want)

@@ -505,6 +505,9 @@ func (d *doctor) rowsDisagree(ctx context.Context) error {
 					d.reshard(l.Definition, *shards))
 			}
 		}
+		if err == nil && l.Rows > 0 {
+			err = d.unlike(ctx, l.Name)
+		}
 		if err != nil {
 			return err
 		}
@@ -513,6 +516,25 @@ func (d *doctor) rowsDisagree(ctx context.Context) error {
 		d.find(fine, "definitions", "%s known, and rows agree with them", plural(known, "definition"))
 	}
 	return nil
+}
+
+// unlike tells of overrides and pauses that hold for no call, since their keys are not made as the
+// limit's are.
+func (d *doctor) unlike(ctx context.Context, name string) error {
+	overrides, pauses, err := d.UnlikeOverrides(ctx, name)
+	for i, unlike := range [][]inspect.Unlike{overrides, pauses} {
+		if len(unlike) == 0 {
+			continue
+		}
+		what, u := [...]string{"override", "pause"}[i], unlike[0]
+		advice := "give the " + what + " the key that the program makes: see ratelimit key"
+		if u.Write != "" {
+			advice = "give the " + what + " the key " + visible.Text(u.Write)
+		}
+		d.advise("unlike", warning, "keys", fmt.Sprintf("%s of %s that no call may meet, such as of the key %s: %s",
+			plural(len(unlike), what), visible.Text(name), visible.Text(u.Key), u.String()), advice+", and remove this one")
+	}
+	return err
 }
 
 // reshard is the advice for rows of more shards than a limit has: what they hold goes into the

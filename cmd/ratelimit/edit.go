@@ -1,16 +1,23 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"slices"
+	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/erase"
 	"github.com/pgratelimit/ratelimit/internal/inspect"
 	"github.com/pgratelimit/ratelimit/internal/visible"
+	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 func isInvalid(err error) bool {
@@ -29,12 +36,9 @@ type edit struct {
 // edit opens the database for a verb that changes keys of a limit, and runs it.
 func (o *options) edit(cmd *cobra.Command, name string, keys []string, do func(ctx context.Context, e *edit) error) error {
 	e := &edit{options: o, cmd: cmd}
-	for _, argument := range keys {
-		key, err := keyOf(argument)
-		if err != nil {
-			return err
-		}
-		e.keys = append(e.keys, key)
+	var err error
+	if e.keys, err = o.keysOf(cmd, keys); err != nil {
+		return err
 	}
 	d, err := o.desk(cmd.Context())
 	if err != nil {
@@ -50,7 +54,98 @@ func (o *options) edit(cmd *cobra.Command, name string, keys []string, do func(c
 			return badInput{err}
 		}
 	}
+	o.note(cmd, d, name, e.keys...)
 	return asBad(do(cmd.Context(), e))
+}
+
+// keysOf reads keys as they were given, each once; "-" is those of standard input.
+func (o *options) keysOf(cmd *cobra.Command, arguments []string) (keys []string, err error) {
+	given := map[string]bool{}
+	add := func(argument string) error {
+		key, err := keyOf(argument)
+		if err == nil && !given[key] {
+			given[key], keys = true, append(keys, key)
+		}
+		return err
+	}
+	for _, argument := range arguments {
+		if argument != "-" {
+			err = add(argument)
+		} else if o.definitions == "-" {
+			err = bad("standard input cannot be the keys and the definitions")
+		} else {
+			err = readKeys(cmd.InOrStdin(), add)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return keys, nil
+}
+
+// readKeys reads keys, one a line as ls prints them, and passes over lines that are empty.
+func readKeys(from io.Reader, add func(argument string) error) error {
+	_, text, err := readFile(from, "-")
+	if err != nil {
+		return err
+	}
+	n := 0
+	for line := range strings.Lines(string(text)) {
+		n++
+		if line = strings.TrimRight(line, "\r\n"); line == "" {
+			continue
+		}
+		if err := add(line); err != nil {
+			return badInput{fmt.Errorf("<stdin>:%d: %w", n, err)}
+		}
+	}
+	if len(bytes.TrimSpace(text)) == 0 {
+		return bad("standard input has no key")
+	}
+	return nil
+}
+
+// each changes keys, some at a time, and prints what became of each.
+func (e *edit) each(ctx context.Context, done string, atOnce int, change func(requests []ratelimit.Request) error) error {
+	changed := 0
+	for some := range slices.Chunk(e.keys, atOnce) {
+		requests := make([]ratelimit.Request, len(some))
+		for i, key := range some {
+			requests[i] = e.of(key)
+		}
+		err := change(requests)
+		if err != nil && changed > 0 {
+			err = fmt.Errorf("after %s: %w", plural(changed, "key"), err)
+		}
+		if err != nil {
+			return err
+		}
+		for _, key := range some {
+			if err := e.done(ctx, done, key); err != nil {
+				return err
+			}
+		}
+		changed += len(some)
+	}
+	return nil
+}
+
+// note warns of keys that look otherwise than those by which the limit is called: nobody is kept from
+// changing them.
+func (o *options) note(cmd *cobra.Command, d *inspect.Inspector, name string, keys ...string) {
+	ctx, cancel := context.WithTimeout(cmd.Context(), checkTimeout)
+	defer cancel()
+	unlike, err := d.Unlike(ctx, name, keys...)
+	if err != nil {
+		fmt.Fprintln(cmd.ErrOrStderr(), "whether the limit has such keys cannot be told:", visible.Lines(err.Error()))
+	}
+	for i, u := range unlike {
+		if i == 3 {
+			fmt.Fprintf(cmd.ErrOrStderr(), "and of %d more keys\n", len(unlike)-i)
+			break
+		}
+		fmt.Fprintf(cmd.ErrOrStderr(), "key %s: %s\n", visible.Short(u.Key, keyWidth), u.String())
+	}
 }
 
 // of is a request by the definition for a key.
@@ -89,9 +184,9 @@ func (e *edit) describe() string {
 	return fmt.Sprintf("%d keys of %s", len(e.keys), name)
 }
 
-// confirmedLoss is confirmed for a verb by which the tokens of keys are lost: of a single key it
-// says how many.
-func (e *edit) confirmedLoss(ctx context.Context, verb string) (bool, error) {
+// confirmedFor is confirmed for a verb that changes keys: of a single one it says how many tokens it
+// has.
+func (e *edit) confirmedFor(ctx context.Context, verb string) (bool, error) {
 	what := verb + " " + e.describe()
 	if len(e.keys) == 1 {
 		now, err := e.now(ctx, e.keys[0])
@@ -103,54 +198,60 @@ func (e *edit) confirmedLoss(ctx context.Context, verb string) (bool, error) {
 	return e.confirmed(e.cmd, what)
 }
 
+// fromInput ends the help of a command that changes keys.
+const fromInput = ` In place of keys, - reads them from standard input, one a line as ls prints
+them; with --yes, since nobody can answer then.`
+
 func resetCommand(o *options) *cobra.Command {
 	return o.losing(o.onLimits(&cobra.Command{
 		Use:     "reset LIMIT KEY...",
 		Short:   "Forget what keys have used, so that they are full",
-		Long:    "Forget what keys of a limit have used: they are full again, and their debt and pause are gone.",
-		Example: `  ratelimit reset failed_logins alice --yes`,
+		Long:    "Forget what keys of a limit have used: they are full again, and their debt and pause are gone." + fromInput,
+		Example: "  ratelimit reset failed_logins alice --yes\n  ratelimit reset failed_logins - --yes",
 		GroupID: operating,
 		Args:    cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.edit(cmd, args[0], args[1:], func(ctx context.Context, e *edit) error {
-				if ok, err := e.confirmedLoss(ctx, "reset"); !ok {
+				if ok, err := e.confirmedFor(ctx, "reset"); !ok {
 					return err
 				}
-				for _, key := range e.keys {
-					if err := e.desk.Store.Reset(ctx, e.of(key).Limit, key); err != nil {
-						return err
-					}
-					if err := e.done(ctx, "reset", key); err != nil {
-						return err
-					}
-				}
-				return nil
+				return e.each(ctx, "reset", 1, func(r []ratelimit.Request) error { return e.desk.Store.Reset(ctx, r[0].Limit, r[0].Key) })
 			})
 		},
 	}))
 }
 
 func creditCommand(o *options) *cobra.Command {
-	return o.onLimits(&cobra.Command{
-		Use:     "credit LIMIT KEY COUNT",
-		Short:   "Give tokens back to a key",
-		Long:    "Give tokens back to a key of a limit, no more than fit below its capacity.",
-		Example: `  ratelimit credit llm_tokens 'org 7' 5000`,
+	return o.losing(o.onLimits(&cobra.Command{
+		Use:     "credit LIMIT KEY... COUNT",
+		Short:   "Give tokens back to keys",
+		Long:    "Give tokens back to each of the keys of a limit, no more than fit below its capacity." + fromInput,
+		Example: `  ratelimit credit llm_tokens 'org 7' 5000 --yes`,
 		GroupID: operating,
-		Args:    cobra.ExactArgs(3),
+		Args:    cobra.MinimumNArgs(3),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			count, err := countOf(args[2])
+			last := len(args) - 1
+			count, err := countOf(args[last])
 			if err != nil {
 				return err
 			}
-			return o.edit(cmd, args[0], args[1:2], func(ctx context.Context, e *edit) error {
-				if _, err := e.desk.Store.Credit(ctx, e.desk.Catalog.ForN(e.limit, e.keys[0], count)); err != nil {
+			return o.edit(cmd, args[0], args[1:last], func(ctx context.Context, e *edit) error {
+				for _, key := range e.keys {
+					if err := e.desk.Catalog.ForN(e.limit, key, count).Validate(); err != nil {
+						return err
+					}
+				}
+				if ok, err := e.confirmedFor(ctx, "give "+inspect.Amount(count)+" to"); !ok {
 					return err
 				}
-				return e.done(ctx, "credited", e.keys[0])
+				return e.each(ctx, "credited", 1, func(r []ratelimit.Request) error {
+					r[0].Count = count
+					_, err := e.desk.Store.Credit(ctx, r[0])
+					return err
+				})
 			})
 		},
-	})
+	}))
 }
 
 func pauseCommand(o *options) *cobra.Command {
@@ -159,7 +260,7 @@ func pauseCommand(o *options) *cobra.Command {
 		Short: "Let nothing be allowed for some time",
 		Long: `Let nothing be allowed to keys of a limit, and nothing come in, for a duration such as 30s
 or 2h. What is there is gone. The later of two pauses holds. The key of a limit that is not
-divided by keys is ''.`,
+divided by keys is ''.` + fromInput,
 		Example: `  ratelimit pause call_partner '' 30s --yes`,
 		GroupID: operating,
 		Args:    cobra.MinimumNArgs(3),
@@ -170,48 +271,35 @@ divided by keys is ''.`,
 				return bad("%w: want a duration such as 30s", err)
 			}
 			return o.edit(cmd, args[0], args[1:last], func(ctx context.Context, e *edit) error {
-				if ok, err := e.confirmedLoss(ctx, fmt.Sprintf("pause for %s", lasts)); !ok {
+				if ok, err := e.confirmedFor(ctx, fmt.Sprintf("pause for %s", lasts)); !ok {
 					return err
 				}
-				requests := make([]ratelimit.Request, len(e.keys))
-				for i, key := range e.keys {
-					requests[i] = e.of(key)
-				}
-				if _, err := e.desk.Store.PauseEach(ctx, requests, lasts); err != nil {
+				return e.each(ctx, "paused", ratelimit.MaxRequests, func(r []ratelimit.Request) error {
+					_, err := e.desk.Store.PauseEach(ctx, r, lasts)
 					return err
-				}
-				for _, key := range e.keys {
-					if err := e.done(ctx, "paused", key); err != nil {
-						return err
-					}
-				}
-				return nil
+				})
 			})
 		},
 	}))
 }
 
 func resumeCommand(o *options) *cobra.Command {
-	return o.onLimits(&cobra.Command{
+	return o.losing(o.onLimits(&cobra.Command{
 		Use:     "resume LIMIT KEY...",
 		Short:   "End a pause before its time",
-		Example: `  ratelimit resume call_partner ''`,
+		Long:    "End the pauses of keys of a limit before their time." + fromInput,
+		Example: `  ratelimit resume call_partner '' --yes`,
 		GroupID: operating,
 		Args:    cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.edit(cmd, args[0], args[1:], func(ctx context.Context, e *edit) error {
-				for _, key := range e.keys {
-					if err := e.desk.Store.Resume(ctx, e.of(key).Limit, key); err != nil {
-						return err
-					}
-					if err := e.done(ctx, "resumed", key); err != nil {
-						return err
-					}
+				if ok, err := e.confirmedFor(ctx, "end the pause of"); !ok {
+					return err
 				}
-				return nil
+				return e.each(ctx, "resumed", 1, func(r []ratelimit.Request) error { return e.desk.Store.Resume(ctx, r[0].Limit, r[0].Key) })
 			})
 		},
-	})
+	}))
 }
 
 func pruneCommand(o *options) *cobra.Command {
@@ -238,11 +326,11 @@ When definitions are from a file, it must have all plans of a limit, as override
 				return err
 			}
 			defer d.Pool.Close()
-			what := "delete the rows that mean the same as no row"
-			if history > 0 {
-				what += fmt.Sprintf(", and changes of the catalog that are older than %s", history)
-			}
 			if history > 0 || o.dryRun { // without the history, nothing is lost
+				what, err := wouldPrune(cmd.Context(), d, history)
+				if err != nil {
+					return err
+				}
 				if ok, err := o.confirmed(cmd, what); !ok {
 					return err
 				}
@@ -273,6 +361,27 @@ When definitions are from a file, it must have all plans of a limit, as override
 	}
 	c.Flags().DurationVar(&history, "history-age", 0, "delete changes of the catalog that are older, too")
 	return o.losing(o.onLimits(c))
+}
+
+// A counting counts what a store would prune.
+type counting struct{ store *pgstore.Store }
+
+func (c counting) PruneOverridden(ctx context.Context, overrides []ratelimit.Request, limits ...ratelimit.Limit) (int64, error) {
+	return c.store.Prunable(ctx, overrides, limits...)
+}
+
+func (c counting) Prune(ctx context.Context, limits ...ratelimit.InFlight) (int64, error) {
+	return c.store.Permits().Prunable(ctx, limits...)
+}
+
+// wouldPrune says what would be pruned.
+func wouldPrune(ctx context.Context, d *inspect.Inspector, history time.Duration) (string, error) {
+	rows, err := d.Catalog.Prune(ctx, counting{d.Store}, counting{d.Store})
+	what := fmt.Sprintf("delete %s that %s the same as no row", plural(int(rows), "row"), when(rows == 1, "means")+when(rows != 1, "mean"))
+	if history > 0 {
+		what += fmt.Sprintf(", and changes of the catalog that are older than %s", history)
+	}
+	return what, err
 }
 
 func reshardCommand(o *options) *cobra.Command {
@@ -413,5 +522,54 @@ func (o *options) forget(cmd *cobra.Command, d *inspect.Inspector, name string, 
 	if fromCatalog {
 		p.say("deleted %s of the catalog", plural(int(definitions), "row"))
 	}
+	return nil
+}
+
+func eraseCommand(o *options) *cobra.Command {
+	return o.losing(o.onDatabase(&cobra.Command{
+		Use:   "erase KEY...",
+		Short: "Delete all that is known of keys, in all limits",
+		Long: `Delete keys from all tables: their rows in all limits, their overrides, the history of these, and
+their refusals. It is for who must forget a person, once no program calls with the key any more. Of
+what is made of several parts or of a hash, name each key: see "ratelimit key".` + fromInput,
+		Example: `  ratelimit erase ann@example.com --dry-run`,
+		GroupID: operating,
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			keys, err := o.keysOf(cmd, args)
+			if err != nil {
+				return err
+			}
+			pool, err := connect(cmd.Context(), o.databaseURL)
+			if err != nil {
+				return err
+			}
+			defer pool.Close()
+			return asBad(pgx.BeginFunc(cmd.Context(), pool, func(tx pgx.Tx) error { return o.erase(cmd, tx, keys) }))
+		},
+	}))
+}
+
+func (o *options) erase(cmd *cobra.Command, tx pgx.Tx, keys []string) error {
+	of, err := erase.Count(cmd.Context(), tx, o.schema, keys...)
+	if err != nil {
+		return err
+	}
+	what := plural(len(keys), "key")
+	if len(keys) == 1 {
+		what = "key " + visible.Short(keys[0], keyWidth)
+	}
+	if ok, err := o.confirmed(cmd, fmt.Sprintf("erase %s: %s", what, of)); !ok {
+		return err
+	}
+	erased, err := erase.Keys(cmd.Context(), tx, o.schema, keys...)
+	if err != nil {
+		return err
+	}
+	p := o.printer(cmd)
+	if p.json {
+		return p.object(erased)
+	}
+	p.say("erased %s", erased)
 	return nil
 }

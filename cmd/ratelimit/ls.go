@@ -139,16 +139,14 @@ func keyJSONOf(k inspect.Key) keyJSON {
 
 func listKeys(cmd *cobra.Command, p *printer, d *inspect.Inspector, limit ratelimit.Limit, page ratelimit.Page, short bool) error {
 	most := page.Most
-	if short {
-		page.Most = 0
-	}
+	page.Most = 0 // of those that are listed
 	t := p.table("LEFT", "OF", "FULL IN", "PAUSED UNTIL", "OVERRIDE", "KEY")
 	listed := 0
 	for key, err := range d.Keys(cmd.Context(), limit, page) {
 		if err != nil {
 			return err
 		}
-		if short && !key.Short() {
+		if short && !key.Short() || key.Full() {
 			continue
 		}
 		paused, fullIn := "", inspect.Span(key.ResetAfter)

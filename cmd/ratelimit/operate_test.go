@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/erase"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/migrations"
 	"github.com/pgratelimit/ratelimit/pgstore"
@@ -120,13 +121,14 @@ func TestLs(t *testing.T) {
 	w.take(api, "eu/alice", 5)
 	w.take(api, "eu/bob", 19.5)
 	w.take(api, "us/carol", 1)
+	_, err := w.db.Pool.Exec(t.Context(), `INSERT INTO `+w.db.Schema+`.rate_limits VALUES ('gone', '', 0, 1, now());
+INSERT INTO `+w.db.Schema+`.rate_limits SELECT 'api', key, 0, 20, now() FROM unnest(ARRAY['eu/a full one', 'eu/z']) AS key`)
+	w.must(err)
 	w.take(sharded, "x", 1)
 	w.edited(w.catalog.Set(t.Context(), "api", "us/carol", catalog.Override{Capacity: 40}))
-	_, err := w.db.Pool.Exec(t.Context(), `INSERT INTO `+w.db.Schema+`.rate_limits VALUES ('gone', '', 0, 1, now())`)
-	w.must(err)
 
 	limits := objects[limitJSON](t, w.program("ls", "--json").ok(t))
-	if len(limits) != 4 || limits[0].Name != "api" || limits[0].Rows != 3 || limits[0].Overrides != 1 || limits[1].Definition != nil {
+	if len(limits) != 4 || limits[0].Name != "api" || limits[0].Rows != 5 || limits[0].Overrides != 1 || limits[1].Definition != nil {
 		t.Errorf("got %+v", limits)
 	}
 	wantIn(t, w.program("ls").ok(t), `token bucket "api": 10 per 1h, capacity 20`, "gone: no definition is known", "Europe/Berlin")
@@ -236,6 +238,68 @@ func TestShow(t *testing.T) {
 	w.program("show", "api", strings.Repeat("k", 2049)).wantStatus(t, exitBad, "Key")
 }
 
+// An override or a pause of what no call of the limit can have as its key is told, when it is made and
+// afterwards, with the key to write.
+func TestKeysOfAnotherShape(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	w := newWorld(t)
+	exports := ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Hour}
+	w.must(w.catalog.PublishInFlight(t.Context(), exports))
+	if text := w.program("show", "api", "192.0.2.1").ok(t); strings.Contains(text, "unlike") {
+		t.Errorf("without rows: got %s", text)
+	}
+	for i := range 300 { // of FirstOf: users, and then addresses
+		w.take(api, ratelimit.Key("0", "user "+strconv.Itoa(i)), 1)
+	}
+	w.take(api, "1:198.51.100.7/32", 1)
+	hash := strings.Repeat("A", 43)
+	w.take(sharded, hash, 1)
+	if permit, err := w.store.Permits().Acquire(t.Context(), exports.For("198.51.100.7/32")); err != nil || !permit.OK {
+		t.Fatal(permit, err)
+	}
+	for _, test := range []struct{ limit, key, write string }{
+		{"api", "192.0.2.1", "1:192.0.2.1/32"},
+		{"api", "192.0.2.1/32", "1:192.0.2.1/32"},
+		{"api", "alice", "0:alice"},
+		{"api", "1:192.0.2.1", ""},
+		{"api", "1:192.0.2.1/32", "none"},
+		{"api", "0:alice", "none"},
+		{"sharded", "sk_live", "W_Uo7EB4atmMR4KMRborfzM80uV81E951YjKuZ3erBw"},
+		{"sharded", strings.Repeat("B", 43), "none"},
+		{"monthly", "192.0.2.1", "none"},
+		{"exports", "192.0.2.1", "192.0.2.1/32"},
+		{"exports", "198.51.100.7/32", "none"},
+	} {
+		text := w.program("show", test.limit, test.key).ok(t)
+		switch unlike := strings.Contains(text, "unlike"); {
+		case test.write == "none":
+			if unlike {
+				t.Errorf("%s of %s: got %s", test.key, test.limit, text)
+			}
+		case !unlike || test.write != "" && !strings.Contains(text, "): write "+test.write+"\n"):
+			t.Errorf("%s of %s: got %s, want to write %q", test.key, test.limit, text, test.write)
+		}
+	}
+	const told = "key 192.0.2.1: rows of the limit have keys such as 1:198.51.100.7/32 (text:IPv4/32, text:text), and this is another shape (address): write 1:192.0.2.1/32\n"
+	for _, args := range [][]string{
+		{"catalog", "set", "api", "192.0.2.1", "--rate", "20", "--yes"},
+		{"catalog", "off", "api", "192.0.2.1", "--yes"},
+		{"pause", "api", "192.0.2.1", "1h", "--dry-run"},
+		{"reset", "api", "192.0.2.1", "--dry-run"},
+		{"credit", "api", "192.0.2.1", "1", "--yes"},
+	} {
+		o := w.program(args...)
+		o.wantStatus(t, exitOK)
+		if args[1] != "off" && !strings.Contains(o.stderr, told) {
+			t.Errorf("%q: got %q, want %q", args, o.stderr, told)
+		}
+	}
+	if s := objects[storyJSON](t, w.program("show", "sharded", "sk_live", "--json").ok(t))[0]; !strings.Contains(s.Unlike, "(hash)") {
+		t.Errorf("got %+v", s)
+	}
+}
+
 // A transaction that has a key's row locked, and waits for nothing, is named.
 func TestShowNamesTheHolder(t *testing.T) {
 	t.Parallel()
@@ -269,8 +333,8 @@ func TestEdits(t *testing.T) {
 	for _, key := range []string{"a", "b"} {
 		w.take(api, key, 15)
 	}
-	wantIn(t, w.program("credit", "api", "a", "3").ok(t), "credited a: 8")
-	w.program("credit", "api", "a", "-3").wantStatus(t, exitBad)
+	wantIn(t, w.program("credit", "api", "a", "3", "--yes").ok(t), "credited a: 8")
+	w.program("credit", "--yes", "--", "api", "a", "-3").wantStatus(t, exitBad, "Count -3")
 
 	for _, test := range []struct {
 		args []string
@@ -278,10 +342,12 @@ func TestEdits(t *testing.T) {
 	}{
 		{[]string{"reset", "api", "a", "b"}, "reset 2 keys of api"},
 		{[]string{"reset", "api", "a"}, "reset key a of api, which has 8"},
+		{[]string{"credit", "api", "a", "2"}, "give 2 to key a of api, which has 8"},
+		{[]string{"resume", "api", "a"}, "end the pause of key a of api"},
 		{[]string{"pause", "api", "a", "b", "1h"}, "pause for 1h0m0s 2 keys of api"},
 		{[]string{"forget", "api"}, "delete 2 rows of api"},
 		{[]string{"reshard", "api", "a", "--from", "1", "--to", "2"}, "reshard key a of api from 1 to 2"},
-		{[]string{"prune", "--history-age", "1ns"}, "delete the rows that mean the same as no row, and changes of the catalog that are older than 1ns"},
+		{[]string{"prune", "--history-age", "1ns"}, "delete 0 rows that mean the same as no row, and changes of the catalog that are older than 1ns"},
 	} {
 		o := w.program(test.args...)
 		o.wantStatus(t, exitBad, "say --yes, or --dry-run to see")
@@ -296,7 +362,7 @@ func TestEdits(t *testing.T) {
 	if w.left(api, "a") != 0 || w.left(api, "b") != 0 {
 		t.Error("not paused")
 	}
-	if got := objects[keyJSON](t, w.program("resume", "api", "a", "--json").ok(t)); len(got) != 1 || got[0].Key != "a" || got[0].PausedUntil != "" {
+	if got := objects[keyJSON](t, w.program("resume", "api", "a", "--json", "--yes").ok(t)); len(got) != 1 || got[0].Key != "a" || got[0].PausedUntil != "" {
 		t.Errorf("got %+v", got)
 	}
 	w.program("reset", "api", "a", "--yes").ok(t)
@@ -321,6 +387,50 @@ func TestEdits(t *testing.T) {
 	}
 }
 
+// An incident has a list: of more keys than one call has, in the form in which they are printed.
+func TestKeysFromStandardInput(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	w := newWorld(t)
+	list := "\n-\r\n" + `"-"` + "\n" + `"a\nb"` + "\n" + `""` + "\n"
+	keys := []string{"-", "a\nb", ""}
+	for i := range 2*ratelimit.MaxRequests + 2 {
+		keys = append(keys, "k"+strconv.Itoa(i))
+		list += keys[len(keys)-1] + "\n" + keys[len(keys)-1] + "\n" // twice is once
+	}
+	list = strings.Replace(list, "-\r\n", "k0\r\n", 1)
+	for _, key := range keys {
+		w.take(api, key, 19)
+	}
+	feed := func(args ...string) outcome {
+		t.Helper()
+		return execute(t, list, append(args, "--schema", w.db.Schema, "--database-url", w.db.URL)...)
+	}
+	for _, test := range []struct {
+		args []string
+		want int64
+	}{
+		{[]string{"credit", "api", "-", "4"}, 5},
+		{[]string{"pause", "api", "-", "1h"}, 0},
+		{[]string{"resume", "api", "-"}, 0},
+		{[]string{"reset", "api", "-"}, 20},
+	} {
+		feed(test.args...).wantStatus(t, exitBad, "133 keys of api", "say --yes")
+		if got := strings.Count(feed(append(test.args, "--yes")...).ok(t), "\n"); got != len(keys) {
+			t.Errorf("%q: told of %d keys, want %d", test.args, got, len(keys))
+		}
+		for _, key := range keys {
+			if left := w.left(api, key); left != test.want {
+				t.Errorf("%q: %q has %d left, want %d", test.args, key, left, test.want)
+			}
+		}
+	}
+	list = "fine\n" + strings.Repeat("k", 2049) + "\n"
+	feed("reset", "api", "-", "--yes").wantStatus(t, exitBad, "Key")
+	list = "fine\n\"\n"
+	feed("reset", "api", "-", "--yes").wantStatus(t, exitBad, "<stdin>:2: ")
+}
+
 func TestPrune(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -332,10 +442,73 @@ SELECT 'api', key, 0, 25, clock_timestamp() - interval '1 hour' FROM unnest(ARRA
 	wantIn(t, w.program("prune").ok(t), "deleted 1 row") // that of the override is far from full by it
 	_, err = w.catalog.Unset(t.Context(), "api", "larger")
 	w.must(err)
-	wantIn(t, w.program("prune", "--dry-run").stderr, "would delete the rows")
-	wantIn(t, w.program("prune", "--history-age", "1h", "--yes").ok(t), "deleted 1 row", "deleted 0 changes")
+	exports := ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Hour}
+	w.must(w.catalog.PublishInFlight(t.Context(), exports))
+	if permit, err := w.store.Permits().Acquire(t.Context(), exports.For("held")); err != nil || !permit.OK {
+		t.Fatal(permit, err)
+	}
+	_, err = w.db.Pool.Exec(t.Context(), `INSERT INTO `+w.db.Schema+`.rate_limits
+SELECT 'exports', 'free', n, 1, clock_timestamp() - interval '1 hour' FROM generate_series(0, 1) AS n`)
+	w.must(err)
+	for range 2 { // which deletes nothing
+		wantIn(t, w.program("prune", "--dry-run").stderr, "would delete 3 rows that mean the same as no row\n")
+	}
+	wantIn(t, w.program("prune", "--history-age", "1h").stderr, "this would delete 3 rows that mean the same as no row, and changes of the catalog")
+	wantIn(t, w.program("prune", "--history-age", "1h", "--yes").ok(t), "deleted 3 rows", "deleted 0 changes")
 	if w.left(api, "used") != 15 {
 		t.Error("a row that is used was deleted")
+	}
+}
+
+// A key is erased from all tables once somebody has agreed, who is told what there is in each.
+func TestErase(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, key := range []string{"ann", "bob", "carol"} {
+		w.take(api, key, 5)
+		w.take(monthly, key, 1)
+		w.edited(w.catalog.Set(t.Context(), "api", key, catalog.Override{Capacity: 40}))
+	}
+	const there = "rows of limits: 2, overrides: 1, changes in the history: 1, refusals: 0"
+	w.program("erase", "ann").wantStatus(t, exitBad, "this would erase key ann: "+there)
+	w.program("erase", "ann", "--dry-run").wantStatus(t, exitOK, "would erase key ann: "+there)
+	if got := objects[erase.Counts](t, w.program("erase", "ann", "--yes", "--json").ok(t))[0]; got != (erase.Counts{Rows: 2, Overrides: 1, Changes: 2}) {
+		t.Errorf("got %+v", got)
+	}
+	wantIn(t, execute(t, "bob\nnobody\n", "erase", "-", "--yes", "--schema", w.db.Schema, "--database-url", w.db.URL).ok(t), "erased rows of limits: 2, overrides: 1")
+	for _, list := range [][]string{{"ls", "api"}, {"catalog", "ls", "api"}, {"catalog", "history"}} {
+		text := w.program(list...).ok(t)
+		if strings.Contains(text, "ann") || strings.Contains(text, "bob") || !strings.Contains(text, "carol") {
+			t.Errorf("%q: got %s", list, text)
+		}
+	}
+	w.program("erase", "", "--yes").wantStatus(t, exitBad, "Key", "must not be empty")
+}
+
+// The key that a door makes, of what is known of a client.
+func TestKey(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ args, stdin, want string }{
+		{"--address 192.0.2.1", "", "192.0.2.1/32"},
+		{"--address ::ffff:192.0.2.1 --ipv4-bits 24", "", "192.0.2.0/24"},
+		{"--address 2001:db8::1 --place 1", "", `1:2001\:db8\:\:/64`},
+		{"--address alice 192.0.2.1", "", "alice:192.0.2.1/32"},
+		{"alice a:b", "", `alice:a\:b`},
+		{"a:b", "", "a:b"},
+		{"--hashed -", "sk_live\n", "W_Uo7EB4atmMR4KMRborfzM80uV81E951YjKuZ3erBw"},
+		{"--hashed sk_live --place 0", "", "0:W_Uo7EB4atmMR4KMRborfzM80uV81E951YjKuZ3erBw"},
+		{"--shape 1:192.0.2.1/32", "", "text:IPv4/32"},
+	} {
+		o := execute(t, test.stdin, append([]string{"key"}, strings.Fields(test.args)...)...)
+		if o.ok(t) != test.want+"\n" {
+			t.Errorf("%s: got %q, want %q", test.args, o.stdout, test.want)
+		}
+	}
+	for args, want := range map[string]string{
+		"--address alice": "no part is an address", "--address 192.0.2.1 --ipv4-bits 33": "IPv4Bits 33", "-": "must be one line",
+		strings.Repeat("k", 2049): "2049 bytes",
+	} {
+		execute(t, "a\nb\n", append([]string{"key"}, strings.Fields(args)...)...).wantStatus(t, exitBad, want)
 	}
 }
 
@@ -471,7 +644,7 @@ func TestDefinitionsFromAFile(t *testing.T) {
 		"an array": "[\n" + `{"name": "api", "kind": "token bucket", "rate": 10, "period": "1h", "capacity": 20},` + "\n" + `{"name": "b", "kind": "token bucket", "rate": 10, "period": "1h"}` + "\n]",
 		"lines":    "# mine\n" + `{"limit": {"name": "api", "kind": "token bucket", "rate": 10, "period": "1h"}}` + "\n" + `{"override": {"name": "api", "key": "alice", "capacity": 20, "note": "moved"}}`,
 	} {
-		if s := objects[storyJSON](t, w.program("show", "api", "alice", "--json", "--definitions", writeFile(t, text)).ok(t))[0]; s.Remaining != 15 || s.Capacity != 20 {
+		if s := objects[storyJSON](t, w.program("show", "api", "alice", "--json", "--definitions", writeFile(t, text)).ok(t))[0]; len(s.Changes) > 0 || s.Remaining != 15 || s.Capacity != 20 {
 			t.Errorf("%s: got %+v", name, s)
 		}
 	}

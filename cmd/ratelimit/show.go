@@ -101,6 +101,7 @@ type storyJSON struct {
 	Override   *overrideJSON        `json:"override,omitempty"`
 	ForAll     *overrideJSON        `json:"overrideForAll,omitempty"`
 	Rows       []rowJSON            `json:"rows"`
+	Unlike     string               `json:"unlike,omitempty"` // how the key differs from the limit's
 	Changes    []changeJSON         `json:"changes"`
 }
 
@@ -154,7 +155,7 @@ func storyJSONOf(s *inspect.Story) storyJSON {
 		keyJSON: keyJSONOf(inspect.Key{Status: s.Now, Overridden: s.Holds != s.Published}),
 		Count:   s.Answer.Request.Count, Reserve: s.Reserve, OK: s.Answer.OK, Never: s.Never != nil, Why: s.Why(),
 		Definition: s.Holds, Published: s.Published, Override: overrideJSONOf(s.ForKey), ForAll: overrideJSONOf(s.ForAll),
-		Rows: rowsJSON(s.Rows), Changes: changesJSON(s.Changes),
+		Rows: rowsJSON(s.Rows), Unlike: unlikeOf(s.Unlike), Changes: changesJSON(s.Changes),
 	}
 	if s.Never == nil && s.Answer.RetryAfter > 0 {
 		out.RetryAt, out.RetryAfter = instant(s.Answer.RetryAt), s.Answer.RetryAfter.String()
@@ -172,6 +173,14 @@ func rowsJSON(rows []inspect.Row) []rowJSON {
 		out = append(out, row)
 	}
 	return out
+}
+
+// unlikeOf returns how a key differs from the limit's; "" if it does not.
+func unlikeOf(u *inspect.Unlike) string {
+	if u == nil {
+		return ""
+	}
+	return u.String()
 }
 
 // facts writes what is known of a key, a line each.
@@ -192,6 +201,12 @@ func (f facts) answer(ok bool, why string) {
 		colour = red
 	}
 	fmt.Fprintf(f, "answer\t%s\n", f.p.paint(colour, visible.Lines(why)))
+}
+
+func (f facts) unlike(u *inspect.Unlike) {
+	if u != nil {
+		fmt.Fprintf(f, "unlike\t%s\n", f.p.paint(yellow, visible.Lines(u.String())))
+	}
 }
 
 func (f facts) overrides(own, all *catalog.Entry) {
@@ -228,6 +243,7 @@ type permitsJSON struct {
 	Override  *overrideJSON `json:"override,omitempty"`
 	ForAll    *overrideJSON `json:"overrideForAll,omitempty"`
 	Held      []permitJSON  `json:"held"`
+	Unlike    string        `json:"unlike,omitempty"`
 	Changes   []changeJSON  `json:"changes"`
 }
 
@@ -240,7 +256,7 @@ func showPermits(ctx context.Context, p *printer, d *inspect.Inspector, name, ke
 	if p.json {
 		out := permitsJSON{
 			Key: key, OK: s.OK(), Why: s.Why(), Published: inFlightJSONOf(s.Published), Holds: inFlightJSONOf(s.Holds),
-			Override: overrideJSONOf(s.ForKey), ForAll: overrideJSONOf(s.ForAll), Held: []permitJSON{}, Changes: changesJSON(s.Changes),
+			Override: overrideJSONOf(s.ForKey), ForAll: overrideJSONOf(s.ForAll), Held: []permitJSON{}, Unlike: unlikeOf(s.Unlike), Changes: changesJSON(s.Changes),
 		}
 		for _, h := range s.Held {
 			out.Held = append(out.Held, permitJSON{name, key, h.Number, h.Fence, instant(h.Until)})
@@ -251,6 +267,7 @@ func showPermits(ctx context.Context, p *printer, d *inspect.Inspector, name, ke
 	f.line("limit", "%s", s.Published)
 	f.line("key", "%s", p.key(key))
 	f.answer(s.OK(), s.Why())
+	f.unlike(s.Unlike)
 	if s.Holds != s.Published {
 		f.line("holds", "%s", s.Holds)
 	}
@@ -293,6 +310,7 @@ func (p *printer) story(s *inspect.Story) error {
 	line("limit", "%s", s.Published)
 	line("key", "%s", p.key(s.Now.Request.Key))
 	f.answer(s.Never == nil && s.Answer.OK, s.Why())
+	f.unlike(s.Unlike)
 	line("left", "%s of %s, full at %s", inspect.Amount(s.Now.Value), inspect.Amount(s.Now.Capacity), inspect.Instant(s.Now.FullAt()))
 	if !s.Now.PausedUntil.IsZero() {
 		line("paused", "until %s", inspect.Instant(s.Now.PausedUntil))

@@ -275,6 +275,7 @@ var pages = []struct{ name, path string }{
 	{"key-monthly", "/key?name=documents+per+month+and+customer&key=acme"},
 	{"key-sliding", "/key?name=strict&key=alice&count=90"},
 	{"key-full", "/key?name=api&key=dora&count=21"},
+	{"key-unlike", "/key?name=api&key=192.0.2.1"},
 	{"permits", "/permits?name=exports"},
 	{"permits-key", "/permits?name=exports&key=org+7"},
 	{"refused", "/refused?since=1h"},

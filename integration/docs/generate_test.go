@@ -36,7 +36,7 @@ var imports = func() map[string]string {
 		"github.com/riverqueue/river/rivertype", "golang.org/x/time/rate", "go.opentelemetry.io/otel",
 		"google.golang.org/grpc", "google.golang.org/grpc/codes", "google.golang.org/grpc/credentials",
 		"connectrpc.com/connect", "google.golang.org/genproto/googleapis/rpc/errdetails", "google.golang.org/protobuf/types/known/durationpb",
-		module, module + "/catalog", module + "/console", module + "/fallback", module + "/grpclimit", module + "/httplimit", module + "/memstore", module + "/migrate", module + "/migrations", module + "/otellimit", module + "/refusals", module + "/pgstore", module + "/riverlimit", module + "/sqltx",
+		module, module + "/catalog", module + "/console", module + "/erase", module + "/fallback", module + "/grpclimit", module + "/httplimit", module + "/memstore", module + "/migrate", module + "/migrations", module + "/otellimit", module + "/refusals", module + "/pgstore", module + "/riverlimit", module + "/sqltx",
 		harness,
 	} {
 		name := regexp.MustCompile(`/v\d+$`).ReplaceAllString(path, "")

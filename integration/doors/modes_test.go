@@ -154,6 +154,36 @@ func TestModesAtEachDoor(t *testing.T) {
 	}
 }
 
+// Cancel of a call in shadow that took nothing reports false, and of one that took something true.
+func TestCancelOfShadow(t *testing.T) {
+	t.Parallel()
+	for name, d := range modedDoors(t, pgtest.New(t)) {
+		t.Run(name, func(t *testing.T) {
+			for _, limit := range oneAnHour() {
+				d.inTx(t, func(tx pgx.Tx) {
+					ctx, r := t.Context(), limit.For(name).In(ratelimit.ModeShadow)
+					took, err := d.Allow(ctx, r)
+					nothing, err2 := d.Allow(ctx, r)
+					if err != nil || err2 != nil || took.Taken != 1 || nothing.Taken != 0 || !nothing.OK {
+						t.Fatalf("got %v, %v and %v, %v", took, err, nothing, err2)
+					}
+					for range 2 { // nor once more
+						if given, err := d.Cancel(ctx, nothing.Receipt); given || err != nil {
+							t.Errorf("Cancel of %v: got %t, %v, want false", limit, given, err)
+						}
+						if given, err := d.CancelTx(ctx, tx, nothing.Receipt); given || err != nil {
+							t.Errorf("CancelTx of %v: got %t, %v, want false", limit, given, err)
+						}
+					}
+					if given, err := d.Cancel(ctx, took.Receipt); !given || err != nil {
+						t.Errorf("Cancel of %v that took: got %t, %v, want true", limit, given, err)
+					}
+				})
+			}
+		})
+	}
+}
+
 // modedDoors returns the stores, with transactions of pgx, of database/sql and of memory.
 func modedDoors(t *testing.T, db *pgtest.DB) map[string]door {
 	t.Helper()

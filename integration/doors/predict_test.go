@@ -47,10 +47,6 @@ process.exit(wrong ? 1 : 0)
 // what memory says at later instants.
 func TestPredict(t *testing.T) {
 	t.Parallel()
-	node, err := exec.LookPath("node")
-	if err != nil {
-		t.Skip("no node on this machine: the predictions of predict.js are not held to the scenarios")
-	}
 	var predictions []prediction
 	kinds := map[string]int{}
 	files, err := filepath.Glob("../../testdata/conformance/*.jsonl")
@@ -78,15 +74,50 @@ func TestPredict(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	onNode(t, judge, text)
+}
+
+// set sets the machine's clock back and forth while a second passes, and prints what time it is then
+// on the server's.
+const set = `
+const { now, receive } = await import(process.argv[1])
+let passed = 5000
+performance.now = () => passed
+const [limit] = receive([{ at: 1000 }])
+passed += 1000
+for (const wrong of [0, 1e15]) {
+	Date.now = () => wrong
+	console.log(now(limit))
+}
+`
+
+// A prediction goes by the time that has passed, and not by a clock that somebody sets.
+func TestPredictHeedsNoClock(t *testing.T) {
+	t.Parallel()
+	if out := onNode(t, set, nil); string(out) != "2000\n2000\n" {
+		t.Errorf("got %s, want 2000 twice", out)
+	}
+}
+
+// onNode runs a script that imports predict.js, the first of its arguments. It fails the test if the
+// script does, and skips it without Node.js.
+func onNode(t *testing.T, script string, input []byte) []byte {
+	t.Helper()
+	node, err := exec.LookPath("node")
+	if err != nil {
+		t.Skip("no node on this machine: predict.js is not run")
+	}
 	module := filepath.Join(t.TempDir(), "predict.mjs")
 	if err := os.WriteFile(module, httplimit.PredictJS, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	run := exec.CommandContext(t.Context(), node, "--input-type=module", "--eval", judge, module)
-	run.Stdin = bytes.NewReader(text)
-	if out, err := run.CombinedOutput(); err != nil {
-		t.Errorf("of %d predictions: %v\n%s", len(predictions), err, out)
+	run := exec.CommandContext(t.Context(), node, "--input-type=module", "--eval", script, module)
+	run.Stdin = bytes.NewReader(input)
+	out, err := run.CombinedOutput()
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
+	return out
 }
 
 // predict returns what is to be predicted of a limit's key at the instant of a story.

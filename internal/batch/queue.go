@@ -48,7 +48,7 @@ var epoch = time.Now()
 // serve panics there, so does [Queue.Do]. For all others serve gets a context with the values
 // of the first ticket's, which is canceled as soon as no caller waits for this batch any more,
 // because each ticket has been finished, moved, or given up by its caller. So the last ticket
-// must not be settled before serve is done with that context, clean-up included. If serve
+// must not be resolved before serve is done with that context, clean-up included. If serve
 // panics or ends the goroutine, the queue goes on with the waiting tickets; a panic ends the
 // program all the same, unless spawn recovers it.
 func New[T any](most int, patience time.Duration, serve func(ctx context.Context, tickets []*Ticket[T]), spawn func(func())) *Queue[T] {
@@ -75,7 +75,7 @@ func (q *Queue[T]) Do(ctx context.Context, value T) (*Ticket[T], error) {
 		t.deadline = time.Since(epoch) + q.patience
 	}
 	if q.occupy(t) {
-		q.serveAlone(t)
+		q.serveInline(t)
 	}
 	t.wait()
 	return t.result()
@@ -179,9 +179,9 @@ func (q *Queue[T]) next() {
 	}
 }
 
-func (q *Queue[T]) serveAlone(t *Ticket[T]) {
+func (q *Queue[T]) serveInline(t *Ticket[T]) {
 	defer q.next()
-	ctx, p := t.ctx, alone
+	ctx, p := t.ctx, inline
 	if t.deadline != 0 {
 		p = new(pending)
 		ctx, p.cancel = context.WithCancel(ctx)

@@ -14,10 +14,10 @@ type Ticket[T any] struct {
 	ctx      context.Context
 	deadline time.Duration // since epoch, of a caller without one in its context; 0 if it waits without bound
 
-	mu      sync.Mutex
-	state   state
-	settled chan struct{} // closed when the state is no longer waiting; nil until somebody waits for that
-	pending *pending      // of the batch that has the ticket; nil while none has, or once the ticket has left it
+	mu       sync.Mutex
+	state    state
+	resolved chan struct{} // closed when the state is no longer waiting; nil until somebody waits for that
+	pending  *pending      // of the batch that has the ticket; nil while none has, or once the ticket has left it
 }
 
 type state uint8
@@ -53,26 +53,26 @@ func (t *Ticket[T]) Gone() bool {
 	return t.state == expired || t.ctx.Err() != nil
 }
 
-// wait waits until the ticket is settled, or its context is over.
+// wait waits until the ticket is resolved, or its context is over.
 func (t *Ticket[T]) wait() {
-	if settled := t.settling(); settled != nil {
+	if resolved := t.resolution(); resolved != nil {
 		select {
-		case <-settled:
+		case <-resolved:
 		case <-t.ctx.Done():
 		}
 	}
 }
 
-// settling returns a channel that is closed when the ticket is settled, nil if
+// resolution returns a channel that is closed when the ticket is resolved, nil if
 // it is already. A call that is served alone is, and needs no channel.
-func (t *Ticket[T]) settling() <-chan struct{} {
+func (t *Ticket[T]) resolution() <-chan struct{} {
 	t.mu.Lock()
 	if t.state == waiting {
-		t.settled = make(chan struct{})
+		t.resolved = make(chan struct{})
 	}
-	settled := t.settled
+	resolved := t.resolved
 	t.mu.Unlock()
-	return settled
+	return resolved
 }
 
 // result returns the result of Do once the wait is over. A finished ticket is returned even if
@@ -101,7 +101,7 @@ func (t *Ticket[T]) begin(p *pending) bool {
 	if t.state != waiting || t.ctx.Err() != nil {
 		return false
 	}
-	if p != alone {
+	if p != inline {
 		p.left.Add(1)
 	}
 	t.pending = p
@@ -134,11 +134,11 @@ func (t *Ticket[T]) resolve(s state) bool {
 		return false
 	}
 	t.state = s
-	settled := t.settled
+	resolved := t.resolved
 	t.leave()
 	t.mu.Unlock()
-	if settled != nil {
-		close(settled)
+	if resolved != nil {
+		close(resolved)
 	}
 	return true
 }
@@ -147,7 +147,7 @@ func (t *Ticket[T]) resolve(s state) bool {
 func (t *Ticket[T]) leave() {
 	p := t.pending
 	t.pending = nil
-	if p != nil && p != alone {
+	if p != nil && p != inline {
 		p.done()
 	}
 }
@@ -159,9 +159,9 @@ type pending struct {
 	cancel context.CancelFunc // set before left can become 0
 }
 
-// alone stands for the batch of a call that is served on its caller's goroutine.
+// inline stands for the batch of a call that is served on its caller's goroutine.
 // Its context is the caller's, so there is nothing to count.
-var alone = new(pending)
+var inline = new(pending)
 
 func (p *pending) done() {
 	if p.left.Add(-1) == 0 {

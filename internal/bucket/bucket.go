@@ -77,7 +77,6 @@ type Definition struct {
 type kind interface {
 	String() string
 	statements() string
-	slotted() bool
 
 	// last is the last tick up to now of a row that has one at ts, and next the one
 	// after ts.
@@ -90,13 +89,10 @@ type kind interface {
 
 	fresh(d *Definition, key string, now time.Time) State
 	refill(d *Definition, s State, now time.Time) State
-	value(d *Definition, settled State, now time.Time) float64
 	plain(d *Definition, s State, now time.Time) bool
 
-	keeps(floor float64) float64
 	take(d *Definition, s State, now time.Time, n, floor float64) (after State, ok bool)
 	spend(d *Definition, settled State, n float64) State
-	slot(d *Definition, after State) int64
 
 	// ready is when n tokens can be taken from a settled state so that floor is left, and
 	// due when the work may run for which n were taken that left it, as far as its
@@ -133,20 +129,12 @@ func (d *Definition) kind() kind {
 	return kinds[d.Kind]
 }
 
-// Statements returns the names of the SQL statements for the rows of all kinds of limits.
-func Statements() (names []string) {
-	for _, kind := range [...]kind{kinds[TokenBucket], kinds[FixedWindow], kinds[SlidingWindow], kinds[FixedWindow|byCalendar]} {
-		names = append(names, kind.statements())
-	}
-	return names
-}
-
 // Statements returns the name of the SQL statements for the rows of such a limit.
 func (d *Definition) Statements() string { return d.kind().statements() }
 
 // Slotted reports whether rows have slots beside the value: refunds go to the slot in which the
 // tokens were counted, and reservations that must wait are counted in a later one.
-func (d *Definition) Slotted() bool { return d.kind().slotted() }
+func (d *Definition) Slotted() bool { return d.Kind == SlidingWindow }
 
 // Tick returns the time from one tick of a row's clock to the next, in microseconds: 1 for
 // a token bucket, a fixed window's period, a sliding window's slot. Ticks by the calendar are

@@ -11,19 +11,13 @@ import (
 // tick at which it was refilled. They differ in their ticks and in the tokens refilled.
 type level struct{}
 
-func (*level) slotted() bool { return false }
-
 // refilled is a value when Rate tokens have come in during a Period, for so many
 // microseconds.
 func (d *Definition) refilled(value float64, micros int64) float64 {
 	return min(value+float64(micros)*d.Rate/d.periodMicros(), d.Capacity)
 }
 
-func (*level) value(_ *Definition, settled State, _ time.Time) float64 { return settled.Value }
-
 func (*level) plain(*Definition, State, time.Time) bool { return true }
-
-func (*level) keeps(floor float64) float64 { return floor }
 
 func (*level) take(d *Definition, s State, now time.Time, n, floor float64) (after State, ok bool) {
 	settled := d.Refill(s, now)
@@ -38,8 +32,6 @@ func (*level) spend(_ *Definition, settled State, n float64) State {
 	settled.Value -= n
 	return settled
 }
-
-func (*level) slot(*Definition, State) int64 { return 0 }
 
 func (l *level) ready(d *Definition, settled State, _ time.Time, n, floor float64) time.Time {
 	return l.enough(d, settled, n+floor, n)

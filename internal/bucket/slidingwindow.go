@@ -15,7 +15,6 @@ type slidingWindow struct{}
 
 func (*slidingWindow) String() string     { return "sliding window" }
 func (*slidingWindow) statements() string { return "slots" }
-func (*slidingWindow) slotted() bool      { return true }
 
 func (w *slidingWindow) last(d *Definition, ts, now int64) int64 { return edge(ts, now, w.next(d, 0)) }
 
@@ -75,17 +74,6 @@ func (d *Definition) slotTolerance(s State, n float64) float64 {
 	return exact.Tolerance(s.Slots.Greatest(n), d.Rate, 0)
 }
 
-func (*slidingWindow) value(d *Definition, settled State, now time.Time) float64 {
-	if settled.Slots.Ahead > 0 {
-		return -d.delayed(d.slotStart(settled, 0) - now.UnixMicro())
-	}
-	return settled.Value
-}
-
-// keeps ignores the floor of a reservation, which is an instant ahead, and not tokens that the
-// window must keep.
-func (*slidingWindow) keeps(floor float64) float64 { return max(0, floor) }
-
 // take has n counted in the first slot in which it fits and which, while s is paused, begins
 // when the pause is over. A floor below 0 bounds how far ahead that may be, as tokens; a floor
 // above 0 is the number of tokens that must be left in the current slots. An allow asks before
@@ -104,13 +92,6 @@ func (*slidingWindow) take(d *Definition, s State, now time.Time, n, floor float
 
 func (*slidingWindow) spend(d *Definition, settled State, n float64) State {
 	return d.give(settled, n, 0)
-}
-
-func (*slidingWindow) slot(d *Definition, after State) int64 {
-	if after.Slots == nil {
-		return 0
-	}
-	return d.slotStart(after, 1) - 1
 }
 
 // ready is when the first slot begins in which n fits, or the part of that wait is over

@@ -58,7 +58,10 @@ func (d *Definition) Refill(s State, now time.Time) State {
 // from that of s, when the newest slot is in the future: that is as far away as now says,
 // and not as the beginning of a slot.
 func (d *Definition) ValueAt(s State, now time.Time) float64 {
-	return d.kind().value(d, s, now)
+	if s.Slots != nil && s.Slots.Ahead > 0 {
+		return -d.delayed(d.slotStart(s, 0) - now.UnixMicro())
+	}
+	return s.Value
 }
 
 // When is the first instant at which s, which is settled, is not paused and holds
@@ -96,8 +99,13 @@ func (d *Definition) Floor(reserve bool) float64 {
 }
 
 // Keeps returns the lowest value that must be left by a call that is granted at once and may
-// leave floor behind.
-func (d *Definition) Keeps(floor float64) float64 { return d.kind().keeps(floor) }
+// leave floor behind. A sliding window's reservations go ahead in time, and not below 0.
+func (d *Definition) Keeps(floor float64) float64 {
+	if d.Slotted() {
+		return max(0, floor)
+	}
+	return floor
+}
 
 // Most is the largest count that a call may ever take that may leave floor behind.
 func (d *Definition) Most(floor float64) float64 { return d.Capacity - d.Keeps(floor) }
@@ -168,7 +176,12 @@ func (d *Definition) Refund(s State, now time.Time, n float64, slot int64) State
 // Slot is an instant of the slot in which a taking that left s behind was counted, in
 // microseconds since 1970: its last, which is in the slot to which another definition
 // would count it. It is 0 for the other kinds.
-func (d *Definition) Slot(s State) int64 { return d.kind().slot(d, s) }
+func (d *Definition) Slot(s State) int64 {
+	if s.Slots == nil {
+		return 0
+	}
+	return d.slotStart(s, 1) - 1
+}
 
 // Plain reports whether a statement at now can add to s: it is as this definition writes it,
 // and has been settled not long ago.

@@ -15,6 +15,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/exact"
+	"github.com/pgratelimit/ratelimit/internal/valid"
 )
 
 // Call is an allow, reserve or check: its requests, validated, those for the same limit and key
@@ -33,6 +34,12 @@ type Demand struct {
 	Definition bucket.Definition
 	Floor      float64 // the lowest value that it may leave behind; of all shards together, if above 0
 	index      int     // in the order of the call
+	noted      bool    // the definition is one that Definitions has checked
+}
+
+// Met returns the definition of a request's limit, if that was found valid before: [Definitions] do.
+type Met interface {
+	of(r ratelimit.Request) (d bucket.Definition, ok bool)
 }
 
 // Key names a limit's state: all rows that have this name and key.
@@ -97,17 +104,18 @@ func (c *Call) Head() *Call {
 // are undone differently, and then by name and key. Its errors are ErrInvalid and
 // ErrExceedsCapacity.
 func New(reserve bool, requests ...ratelimit.Request) (Call, error) {
-	return NewIn(nil, reserve, requests...)
+	return NewIn(nil, nil, reserve, requests...)
 }
 
-// NewIn is New with a place for the asks: that of asks, if there is room for all of them.
-func NewIn(asks []Demand, reserve bool, requests ...ratelimit.Request) (Call, error) {
+// NewIn is New with a place for the demands: that of demands, if there is room for all of them. It
+// does not validate limits again that met, which may be nil, returns.
+func NewIn(met Met, demands []Demand, reserve bool, requests ...ratelimit.Request) (Call, error) {
 	if err := badNumber(len(requests), ratelimit.MaxRequests); err != nil {
 		return Call{}, err
 	}
-	call := Call{Reserve: reserve, Demands: slices.Grow(asks[:0], len(requests))}
-	for _, r := range requests {
-		if err := call.add(r); err != nil {
+	call := Call{Reserve: reserve, Demands: slices.Grow(demands[:0], len(requests))}
+	for i := range requests {
+		if err := call.add(met, &requests[i]); err != nil {
 			return Call{}, err
 		}
 	}
@@ -158,7 +166,7 @@ func NewAtMost(r ratelimit.Request) (Call, error) {
 		return Call{}, err
 	}
 	d, asked := bucket.Definition(r.Limit.Definition()), r.Count
-	if r.Count = wholeOf(asked); r.Count < 1 {
+	if r.Count = wholeTokens(asked); r.Count < 1 {
 		return Call{}, &ratelimit.FieldError{Limit: d.Name, Field: "Count", Value: asked, Reason: "must be at least 1, since whole tokens are taken"}
 	}
 	floor := kept(&r, &d)
@@ -171,8 +179,8 @@ func NewAtMost(r ratelimit.Request) (Call, error) {
 	return Call{Demands: []Demand{{Request: r, Definition: d, Floor: floor}}, asked: asked}, nil
 }
 
-// wholeOf is how many whole tokens a count has.
-func wholeOf(count float64) float64 { return math.Floor(count) }
+// wholeTokens is how many whole tokens a count has.
+func wholeTokens(count float64) float64 { return math.Floor(count) }
 
 // NewFirst is the call that takes from the first of the limits that can grant. Those
 // that never can are left out; its errors, if there is no other, are those of New.
@@ -182,7 +190,7 @@ func NewFirst(requests ...ratelimit.Request) (Call, error) {
 	}
 	call, never := Call{First: true}, error(nil)
 	for i, r := range requests {
-		if err := call.add(r); err != nil {
+		if err := call.add(nil, &r); err != nil {
 			return Call{}, err
 		}
 		if len(call.Demands) == i {
@@ -233,15 +241,23 @@ func NewChecks(requests ...ratelimit.Request) (Call, error) {
 	return call, nil
 }
 
-func (c *Call) add(r ratelimit.Request) error {
-	if err := r.Validate(); err != nil {
-		return err
+// add adds a request to c. A limit that met returns is not validated again.
+func (c *Call) add(met Met, r *ratelimit.Request) error {
+	var d bucket.Definition
+	noted := false
+	if met != nil {
+		d, noted = met.of(*r)
 	}
-	d := bucket.Definition(r.Limit.Definition())
-	floor := kept(&r, &d)
+	if !noted || !sound(r, &d) {
+		if err := r.Validate(); err != nil {
+			return err
+		}
+		d = bucket.Definition(r.Limit.Definition())
+	}
+	floor := kept(r, &d)
 	if c.Reserve {
 		if r.AboveShare != 0 {
-			return notAbove(r, "a reservation, which may go into debt")
+			return notAbove(*r, "a reservation, which may go into debt")
 		}
 		floor = d.Floor(true)
 	}
@@ -258,8 +274,14 @@ func (c *Call) add(r ratelimit.Request) error {
 		a.Overridden = a.Overridden && r.Overridden
 		return nil
 	}
-	c.Demands = append(c.Demands, Demand{Request: r, Definition: d, Floor: floor, index: len(c.Demands)})
+	c.Demands = append(c.Demands, Demand{Request: *r, Definition: d, Floor: floor, index: len(c.Demands), noted: noted})
 	return nil
+}
+
+// sound reports whether a request whose limit is valid is so itself.
+func sound(r *ratelimit.Request, d *bucket.Definition) bool {
+	return valid.Text(r.Key, ratelimit.MaxKeyLength) == "" && valid.Count(r.Count, d.Capacity) == "" &&
+		r.AboveShare >= 0 && r.AboveShare <= 1 && r.Mode <= ratelimit.ModeRefuse
 }
 
 // kept is how many tokens a request is to leave.

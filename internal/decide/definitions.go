@@ -25,7 +25,18 @@ type family struct {
 	all    []bucket.Definition
 	newest bucket.Definition  // of those that were called
 	own    map[string]*family // of a name: by overrides, each of which binds its key only
+
+	valid []validated // of a name: some of the limits that were called
 }
+
+// validated is a limit whose fields are valid, with its definition.
+type validated struct {
+	limit      ratelimit.Limit
+	definition bucket.Definition
+}
+
+// mostValid bounds how many limits of a name, such as plans, are remembered as valid.
+const mostValid = 8
 
 // mostOwn is of how many keys of a name the overrides are told apart. Those of more keys bind
 // every key, as plans do: then Prune keeps more rows than it must, and forgets nothing.
@@ -89,16 +100,66 @@ func inUse(name, field string, value any, kind string) error {
 	}
 }
 
+// of returns the definition of a request's limit, if it was called and needs neither be validated
+// nor noted again. A limit of which the key has another definition does, and so does one behind a
+// pointer, since it may have changed.
+func (s *Definitions) of(r ratelimit.Request) (d bucket.Definition, ok bool) {
+	if r.Overridden {
+		return d, false
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	f := s.byName[ratelimit.NameOf(r.Limit)]
+	if f == nil || f.own[r.Key] != nil {
+		return d, false
+	}
+	for i := range f.valid {
+		if f.valid[i].limit == r.Limit {
+			d = f.valid[i].definition
+			return d, f.newest == d || alike(f.newest, d)
+		}
+	}
+	return d, false
+}
+
 // NoteCall is Note of the definitions of a call. One of a key's own override is none of the
 // name.
 func (s *Definitions) NoteCall(c *Call) error {
 	for i := range c.Demands {
 		a := &c.Demands[i]
+		if a.noted {
+			continue
+		}
 		if err := s.note(&a.Definition, a.Key, a.Overridden); err != nil {
 			return err
 		}
+		if !a.Overridden {
+			s.remember(a.Limit, &a.Definition)
+		}
 	}
 	return nil
+}
+
+// remember remembers that a limit is valid, whose definition was noted.
+func (s *Definitions) remember(limit ratelimit.Limit, d *bucket.Definition) {
+	switch limit.(type) {
+	case ratelimit.TokenBucket, ratelimit.FixedWindow, ratelimit.SlidingWindow:
+	default:
+		return
+	}
+	s.mu.RLock()
+	full := len(s.byName[d.Name].valid) == mostValid
+	s.mu.RUnlock()
+	if full {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.byName[d.Name]
+	same := func(v validated) bool { return v.limit == limit }
+	if len(f.valid) < mostValid && !slices.ContainsFunc(f.valid, same) {
+		f.valid = append(f.valid, validated{limit, *d})
+	}
 }
 
 // family is the definitions of a name, under the lock.

@@ -37,15 +37,15 @@ func (v Verb) Observed(reserve bool) ratelimit.Verb {
 }
 
 // Call returns the call of requests, none of which is in a mode. Its errors are those of
-// [New], [NewAtMost] or [NewFirst].
-func (v Verb) Call(reserve bool, requests []ratelimit.Request) (Call, error) {
+// [New], [NewAtMost] or [NewFirst]. It does not validate limits again that met returns.
+func (v Verb) Call(met Met, reserve bool, requests []ratelimit.Request) (Call, error) {
 	switch v {
 	case AtMost:
 		return NewAtMost(requests[0])
 	case First:
 		return NewFirst(requests...)
 	}
-	return New(reserve, requests...)
+	return NewIn(met, nil, reserve, requests...)
 }
 
 // Modes is a call of requests in modes, of which stores know nothing: they are asked as if all
@@ -101,7 +101,7 @@ func NewModes(verb Verb, at time.Time, requests []ratelimit.Request) (*Modes, er
 			r.Mode = ratelimit.ModeEnforce
 		}
 		had := len(call.Demands)
-		if err := call.add(r); err != nil {
+		if err := call.add(nil, &r); err != nil {
 			return nil, err
 		}
 		key := keyOf(&r)
@@ -120,6 +120,9 @@ func NewModes(verb Verb, at time.Time, requests []ratelimit.Request) (*Modes, er
 	}
 	return m, nil
 }
+
+// InShadow reports whether the requests for a limit and key are in ModeShadow.
+func (m *Modes) InShadow(key Key) bool { return m.is(key, ratelimit.ModeShadow) }
 
 func (m *Modes) is(key Key, mode ratelimit.Mode) bool { return m.asked[key].Mode == mode }
 

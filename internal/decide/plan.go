@@ -119,12 +119,12 @@ func (c *Call) ask(i int, v View) *Demand {
 		return a
 	}
 	some := *a
-	some.Count = max(1, min(a.Count, a.whole(v.States[i], v.At)))
+	some.Count = max(1, min(a.Count, a.wholeTokens(v.States[i], v.At)))
 	return &some
 }
 
-// whole is how many whole tokens there are in a's shards together.
-func (a *Demand) whole(states []bucket.State, now time.Time) float64 {
+// wholeTokens is how many whole tokens there are in a's shards together.
+func (a *Demand) wholeTokens(states []bucket.State, now time.Time) float64 {
 	if len(states) == 1 {
 		return a.Definition.Whole(states[0], now, a.Floor)
 	}
@@ -217,10 +217,22 @@ func (c *Call) reportGranted(s *ratelimit.Status, i int, changes []Change, known
 	} else {
 		a.reportTaken(s, changes[0].After, known.At)
 	}
-	s.Taken = c.took(a, changes)
+	s.Taken = a.Count
+	if c.AtMost() {
+		s.Taken, s.Request.Count = taken(changes), c.asked
+	}
 	for i := range changes {
 		s.Before += changes[i].cost(known.At)
 	}
+}
+
+// taken returns the whole tokens that changes took.
+func taken(changes []Change) float64 {
+	sum := 0.0
+	for i := range changes {
+		sum += changes[i].Count
+	}
+	return math.Round(sum)
 }
 
 // cost returns the tokens that a change has taken off the value of its row at an instant: its
@@ -236,30 +248,19 @@ func (c *Change) cost(at time.Time) float64 {
 
 // Receipted is Granted with the Receipt of the changes: if it is one, in one allocation,
 // unless that is of a reservation.
-func (c *Call) Receipted(changes []Change, known View, taker string, conn any) ratelimit.Result {
+func (c *Call) Receipted(changes []Change, known View, taker string, conn any) (result ratelimit.Result) {
 	if len(changes) > 1 {
-		result := c.Granted(changes, known)
+		result = c.Granted(changes, known)
 		result.Receipt = c.Receipt(changes, taker, conn, known.At)
 		return result
 	}
-	i := changes[0].Demand
-	var statuses [1]ratelimit.Status
-	c.reportGranted(&statuses[0], i, changes, known)
-	result := c.result(statuses[:])
-	result.Receipt = receipt.Own(*c.Demands[i].Paid(), c.payment(&changes[0], nil), c.left(changes), taker, conn, known.At)
+	a, left := &c.Demands[changes[0].Demand], []receipt.Left(nil)
+	if c.Reserve {
+		left = leftBy(changes)
+	}
+	c.reportGranted(&result.Status, changes[0].Demand, changes, known)
+	result.Receipt = receipt.Own(receipt.Limit{Definition: a.Definition, Key: a.Key}, c.payment(&changes[0], nil), left, taker, conn, known.At)
 	return result
-}
-
-// took is how many tokens changes took for a.
-func (c *Call) took(a *Demand, changes []Change) float64 {
-	if !c.AtMost() {
-		return a.Count
-	}
-	sum := 0.0
-	for i := range changes {
-		sum += changes[i].Count
-	}
-	return math.Round(sum)
 }
 
 // Receipt returns the receipt of changes. taker names the transaction that they are in, which
@@ -274,7 +275,11 @@ func (c *Call) Receipt(changes []Change, taker string, conn any, at time.Time) *
 			payments[i] = c.payment(ch, c.Demands[ch.Demand].Paid())
 		}
 	}
-	return receipt.New(payments, c.left(changes), taker, conn, at)
+	var left []receipt.Left
+	if c.Reserve {
+		left = leftBy(changes)
+	}
+	return receipt.New(payments, left, taker, conn, at)
 }
 
 // Paid is a's limit and key in receipts.
@@ -291,17 +296,48 @@ func (c *Call) payment(ch *Change, limit *receipt.Limit) receipt.Payment {
 	return receipt.Payment{Limit: limit, Place: place, Shard: ch.Shard, Slot: ch.Definition.Slot(ch.After), Tokens: ch.Count}
 }
 
-// left returns the states that changes left behind, if c is a reservation.
-func (c *Call) left(changes []Change) []receipt.Left {
-	if !c.Reserve {
-		return nil
-	}
+// leftBy returns the states that the changes of a reservation left behind.
+func leftBy(changes []Change) []receipt.Left {
 	left := make([]receipt.Left, len(changes))
 	for i := range changes {
 		after := &changes[i].After
 		left[i] = receipt.Left{Value: after.Value, TS: after.TS, Paused: after.Paused}
 	}
 	return left
+}
+
+// Partly returns the result of a call that was granted, with changes for some of its limits. The
+// others, which the caller lets pass, have taken nothing, and have no place in the receipt.
+func (c *Call) Partly(changes []Change, at time.Time, taker string, conn any) ratelimit.Result {
+	statuses := make([]ratelimit.Status, len(c.Demands))
+	for i := range statuses {
+		a := &c.Demands[i]
+		statuses[i] = ratelimit.Status{Request: a.Request, Capacity: a.Definition.Capacity, At: at}
+	}
+	var some Call
+	for i := range changes {
+		of := changes[i].Demand
+		statuses[of] = ratelimit.Status{}
+		c.reportGranted(&statuses[of], of, changes[i:i+1], View{At: at})
+		some.Demands, changes[i].Demand = append(some.Demands, c.Demands[of]), i
+	}
+	result := c.result(statuses)
+	if result.OK = true; len(changes) > 0 {
+		places := slices.SortedFunc(slices.Values(UpTo(len(changes))), func(i, j int) int { return some.Demands[i].index - some.Demands[j].index })
+		for place, i := range places {
+			some.Demands[i].index = place
+		}
+		result.Receipt = some.Receipt(changes, taker, conn, at)
+	}
+	return result
+}
+
+// RefusedBy returns the result of a call that one of its limits, of one row, has refused in a state;
+// false if the state does not refuse it. It is of that limit alone.
+func (c *Call) RefusedBy(i int, state bucket.State, at time.Time) (ratelimit.Result, bool) {
+	alone := Call{Demands: c.Demands[i : i+1]}
+	result := alone.Checked(View{States: [][]bucket.State{{state}}, At: at})
+	return result, !result.OK
 }
 
 // Checked returns the result that the call would get.
@@ -408,6 +444,9 @@ func (a *Demand) takenAmong(states []bucket.State, changes []Change, now time.Ti
 // counts, so that results keep to the limit. One that is due later counts then, and the wait
 // for it is from now, by the one clock of all rows, however far the clock has gone back.
 func (a *Demand) counts(d *bucket.Definition, after bucket.State, now time.Time) (at, due time.Time, settled bucket.State) {
+	if after.TS.Equal(now) && after.Value >= 0 && after.Slots == nil && !after.Paused.After(now) {
+		return now, now, after
+	}
 	at = d.Charged(after, now)
 	settled = d.Refill(after, at)
 	due = d.Due(settled, at, a.Count)

@@ -67,6 +67,7 @@ func unmapped(p netip.Prefix) netip.Prefix {
 
 // Key returns an address as far as it is the key: "192.0.2.1/32" or "2001:db8::/64".
 func (a *Addresses) Key(addr netip.Addr) (string, error) {
+	addr = addr.WithZone("").Unmap()
 	bits := a.config.IPv6Bits
 	if addr.Is4() {
 		bits = a.config.IPv4Bits

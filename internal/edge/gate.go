@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
 // Store is the part of a store that a [Limiter] needs.
@@ -104,9 +105,12 @@ func (g *Limiter[R, O]) Answers(ctx context.Context, r R, err error) (e ratelimi
 	return e, true
 }
 
-// fault is the log's message of an event that is a fault, "" of any other.
+// fault returns the log's message of an event that is a fault, "" of any other. A silence has one
+// line of package fallback, and none for each request.
 func fault(ctx context.Context, e *ratelimit.Event) string {
 	switch {
+	case e.ErrorClass == watch.Silent:
+		return ""
 	case e.Outcome == ratelimit.OutcomeLost:
 		return "a permit was lost while its request was handled"
 	case e.Verb == ratelimit.VerbSettle:

@@ -34,7 +34,7 @@ func FirstOf[R any](fault func(error) bool, none error, keys ...func(R) (string,
 		for i, k := range keys {
 			var key string
 			if key, err = k(r); err == nil {
-				return ratelimit.Key(strconv.Itoa(i), key), nil
+				return Place(i, key), nil
 			}
 			if !fault(err) {
 				return "", err
@@ -51,7 +51,15 @@ func Hashed[R any](key func(R) (string, error)) func(R) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		sum := sha256.Sum256([]byte(k))
-		return base64.RawURLEncoding.EncodeToString(sum[:]), nil
+		return Hash(k), nil
 	}
 }
+
+// Hash returns the key that Hashed makes of one.
+func Hash(key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return base64.RawURLEncoding.EncodeToString(sum[:])
+}
+
+// Place returns the key that FirstOf makes of the one at a place, counted from 0.
+func Place(i int, key string) string { return ratelimit.Key(strconv.Itoa(i), key) }

@@ -187,7 +187,8 @@ func (w *Waiter) Again(b *Budget, wait time.Duration, n int) bool {
 func (w *Waiter) pause(ctx context.Context, request ratelimit.Request, lasts time.Duration) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pauseTimeout)
 	defer cancel()
-	if _, err := w.Store.Pause(ctx, request.Limit, request.Key, lasts.Truncate(time.Microsecond)); err != nil {
+	lasts = (lasts + time.Microsecond - 1).Truncate(time.Microsecond)
+	if _, err := w.Store.Pause(ctx, request.Limit, request.Key, lasts); err != nil {
 		w.Logger.ErrorContext(ctx, w.Package+": the limit could not be paused after a refusal",
 			slog.String("limit", ratelimit.NameOf(request.Limit)), slog.String("error", mask.Error(err, []ratelimit.Request{request})))
 	}

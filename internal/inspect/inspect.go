@@ -165,6 +165,9 @@ type Key struct {
 // Short reports whether the key is limited now: paused, or with less than one token.
 func (k *Key) Short() bool { return k.Value < 1 || !k.PausedUntil.IsZero() }
 
+// Full reports whether the key's rows mean the same as none.
+func (k *Key) Full() bool { return k.ResetAfter == 0 && k.PausedUntil.IsZero() }
+
 // overriddenAtOnce is how many keys with overrides are read by one statement.
 const overriddenAtOnce = 1000
 

@@ -13,10 +13,8 @@ import (
 	"github.com/pgratelimit/ratelimit/catalog"
 )
 
-const (
-	changesRead = 1000 // changes of a name that a story looks through
-	mostChanges = 5    // the most of them
-)
+// mostChanges is how many changes a story has at most.
+const mostChanges = 5
 
 // A Story is the known facts of a limit's key: why it was refused, and until when.
 type Story struct {
@@ -31,6 +29,7 @@ type Story struct {
 	Never   error            // of a count that can never be granted: ErrExceedsCapacity, or ErrInvalid for a bad count
 
 	Rows    []Row
+	Unlike  *Unlike          // nil if the key looks like those of the limit's rows
 	Changes []catalog.Change // of the key, and for all keys; the newest first
 }
 
@@ -42,6 +41,7 @@ type PermitStory struct {
 	ForKey    *catalog.Entry     // the overrides, nil for none; those that are off or over too
 	ForAll    *catalog.Entry
 	Held      []ratelimit.Permit
+	Unlike    *Unlike          // nil if the key looks like those of the limit's rows
 	Changes   []catalog.Change // of the key, and for all keys; the newest first
 }
 
@@ -55,6 +55,9 @@ func (d *Inspector) PermitStory(ctx context.Context, name, key string) (*PermitS
 	s := &PermitStory{Key: key, Published: limit, Holds: d.Catalog.InFlight(limit, key)}
 	s.ForKey, s.ForAll = d.overrides(name, key)
 	if s.Held, err = d.Store.Permits().Held(ctx, s.Holds, key); err != nil {
+		return nil, err
+	}
+	if s.Unlike, err = d.unlike(ctx, name, key); err != nil {
 		return nil, err
 	}
 	s.Changes, err = d.changes(ctx, name, key)
@@ -135,6 +138,9 @@ func (d *Inspector) Story(ctx context.Context, name, key string, count float64, 
 	if s.Rows, err = d.Rows(ctx, name, key); err != nil {
 		return nil, err
 	}
+	if s.Unlike, err = d.unlike(ctx, name, key); err != nil {
+		return nil, err
+	}
 	s.Changes, err = d.changes(ctx, name, key)
 	return s, err
 }
@@ -198,14 +204,12 @@ func scanRow(row pgx.CollectableRow) (r Row, err error) {
 	return r, err
 }
 
-// changes returns the newest changes of the definition for a key.
+// changes returns the newest changes of the definition for a key. A file of definitions has none.
 func (d *Inspector) changes(ctx context.Context, name, key string) ([]catalog.Change, error) {
-	changes, err := d.Catalog.History(ctx, name, changesRead)
-	if err != nil {
-		return nil, err
+	if d.Catalog.InMemory() {
+		return nil, nil
 	}
-	changes = slices.DeleteFunc(changes, func(c catalog.Change) bool { return c.Key != catalog.AllKeys && c.Key != key })
-	return changes[:min(len(changes), mostChanges)], nil
+	return d.Catalog.KeyHistory(ctx, name, key, mostChanges)
 }
 
 // Why returns the answer to the count that was asked for, and its reason, in a sentence.

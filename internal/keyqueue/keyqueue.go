@@ -1,5 +1,5 @@
 // Package keyqueue lets goroutines in by key, first come, first served. Each key
-// has a number of places.
+// has a number of tickets.
 package keyqueue
 
 import (
@@ -12,44 +12,44 @@ import (
 // Queue is the queues of all keys. The zero value is ready to use. A key that is neither held
 // nor waited for takes no memory. It is safe for concurrent use.
 //
-// A caller that holds places of several keys must enter them in an order that is the same for
+// A caller that holds tickets of several keys must enter them in an order that is the same for
 // all callers, or two can wait for each other.
 type Queue[K comparable] struct {
 	mu   sync.Mutex
-	keys map[K]*line
+	keys map[K]*keyQueue
 }
 
-// line is the queue of one key. While anybody waits no place is free.
-type line struct {
-	places  int
+// keyQueue is the queue of one key. While anybody waits no ticket is free.
+type keyQueue struct {
+	tickets int
 	free    []int     // ascending
 	waiting list.List // of *waiter, in order of arrival
 }
 
 type waiter struct {
-	element *list.Element // in the line's waiting, nil once it has a place
-	place   int
-	ready   chan struct{} // closed once it has a place
+	element *list.Element // in the line's waiting, nil once it has a ticket
+	ticket  int
+	ready   chan struct{} // closed once it has a ticket
 }
 
-// Enter returns one of the key's places, from 0 to places-1, when one is free
+// Enter returns one of the key's tickets, from 0 to tickets-1, when one is free
 // and it is the caller's turn. The caller must give it back with [Queue.Leave].
 // If ctx is over first the error is that of ctx, and nothing is held.
 //
-// The number of places must be the same, one or more, for all callers that use the key at a
-// time. Of the places that are free at the call, choose picks one, or if it is nil the first is
+// The number of tickets must be the same, one or more, for all callers that use the key at a
+// time. Of the tickets that are free at the call, choose picks one, or if it is nil the first is
 // taken. It must be quick, and must not use the queue nor keep or change the slice. A caller
-// that has to wait gets the place that becomes free.
-func (q *Queue[K]) Enter(ctx context.Context, key K, places int, choose func(free []int) int) (place int, err error) {
-	if places < 1 {
-		panic("keyqueue: a key must have a place")
+// that has to wait gets the ticket that becomes free.
+func (q *Queue[K]) Enter(ctx context.Context, key K, tickets int, choose func(free []int) int) (ticket int, err error) {
+	if tickets < 1 {
+		panic("keyqueue: a key must have a ticket")
 	}
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
-	place, w := q.join(key, places, choose)
+	ticket, w := q.join(key, tickets, choose)
 	if w == nil {
-		return place, nil
+		return ticket, nil
 	}
 	select {
 	case <-w.ready:
@@ -59,19 +59,19 @@ func (q *Queue[K]) Enter(ctx context.Context, key K, places int, choose func(fre
 		q.giveUp(key, w)
 		return 0, err
 	}
-	return w.place, nil
+	return w.ticket, nil
 }
 
-// Leave gives a place back, and hands it to the caller that has waited longest. It panics if
-// the place is not held.
-func (q *Queue[K]) Leave(key K, place int) {
+// Leave gives a ticket back, and hands it to the caller that has waited longest. It panics if
+// the ticket is not held.
+func (q *Queue[K]) Leave(key K, ticket int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	l := q.keys[key]
-	if l == nil || slices.Contains(l.free, place) {
-		panic("keyqueue: Leave of a place that is not held")
+	if l == nil || slices.Contains(l.free, ticket) {
+		panic("keyqueue: Leave of a ticket that is not held")
 	}
-	q.pass(key, l, place)
+	q.pass(key, l, ticket)
 }
 
 // Waiting returns how many wait, for all keys together.
@@ -85,25 +85,25 @@ func (q *Queue[K]) Waiting() int {
 	return n
 }
 
-// join returns a place, or if none is free a waiter that is last in line.
-func (q *Queue[K]) join(key K, places int, choose func([]int) int) (int, *waiter) {
+// join returns a ticket, or if none is free a waiter that is last in line.
+func (q *Queue[K]) join(key K, tickets int, choose func([]int) int) (int, *waiter) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	l := q.keys[key]
 	if l == nil {
-		l = newLine(places)
+		l = newLine(tickets)
 	}
 	if len(l.free) == 0 {
 		w := &waiter{ready: make(chan struct{})}
 		w.element = l.waiting.PushBack(w)
 		return 0, w
 	}
-	place := l.take(choose)
+	ticket := l.take(choose)
 	if q.keys == nil {
-		q.keys = make(map[K]*line)
+		q.keys = make(map[K]*keyQueue)
 	}
 	q.keys[key] = l
-	return place, nil
+	return ticket, nil
 }
 
 // giveUp leaves the line. If its turn came in the meantime it passes it on.
@@ -112,50 +112,50 @@ func (q *Queue[K]) giveUp(key K, w *waiter) {
 	defer q.mu.Unlock()
 	l := q.keys[key]
 	if w.element == nil {
-		q.pass(key, l, w.place)
+		q.pass(key, l, w.ticket)
 		return
 	}
 	l.waiting.Remove(w.element)
 }
 
-// pass hands a place to the caller that has waited longest, and forgets a key without holders
+// pass hands a ticket to the caller that has waited longest, and forgets a key without holders
 // and waiters.
-func (q *Queue[K]) pass(key K, l *line, place int) {
+func (q *Queue[K]) pass(key K, l *keyQueue, ticket int) {
 	if first := l.waiting.Front(); first != nil {
 		w := l.waiting.Remove(first).(*waiter)
-		w.element, w.place = nil, place
+		w.element, w.ticket = nil, ticket
 		close(w.ready)
 		return
 	}
-	l.put(place)
-	if len(l.free) == l.places {
+	l.put(ticket)
+	if len(l.free) == l.tickets {
 		delete(q.keys, key)
 	}
 }
 
-func newLine(places int) *line {
-	l := &line{places: places, free: make([]int, places)}
+func newLine(tickets int) *keyQueue {
+	l := &keyQueue{tickets: tickets, free: make([]int, tickets)}
 	for i := range l.free {
 		l.free[i] = i
 	}
 	return l
 }
 
-// take takes one of the free places, of which there must be some.
-func (l *line) take(choose func([]int) int) int {
-	place := l.free[0]
+// take takes one of the free tickets, of which there must be some.
+func (l *keyQueue) take(choose func([]int) int) int {
+	ticket := l.free[0]
 	if choose != nil {
-		place = choose(l.free)
+		ticket = choose(l.free)
 	}
-	i, ok := slices.BinarySearch(l.free, place)
+	i, ok := slices.BinarySearch(l.free, ticket)
 	if !ok {
-		panic("keyqueue: a place was chosen that is not free")
+		panic("keyqueue: a ticket was chosen that is not free")
 	}
 	l.free = slices.Delete(l.free, i, i+1)
-	return place
+	return ticket
 }
 
-func (l *line) put(place int) {
-	i, _ := slices.BinarySearch(l.free, place)
-	l.free = slices.Insert(l.free, i, place)
+func (l *keyQueue) put(ticket int) {
+	i, _ := slices.BinarySearch(l.free, ticket)
+	l.free = slices.Insert(l.free, i, ticket)
 }

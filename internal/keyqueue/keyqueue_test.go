@@ -12,13 +12,13 @@ import (
 	"time"
 )
 
-func enter(t *testing.T, q *Queue[string], key string, places int, choose func([]int) int) int {
+func enter(t *testing.T, q *Queue[string], key string, tickets int, choose func([]int) int) int {
 	t.Helper()
-	place, err := q.Enter(t.Context(), key, places, choose)
+	ticket, err := q.Enter(t.Context(), key, tickets, choose)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return place
+	return ticket
 }
 
 // wantEmpty wants nothing to be left of anybody.
@@ -46,27 +46,27 @@ func wantPanic(t *testing.T, what string, f func()) {
 	f()
 }
 
-// Who came first goes first, to whatever place is free.
+// Who came first goes first, to whatever ticket is free.
 func TestOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var q Queue[string]
 		inside := []int{enter(t, &q, "k", 2, nil), enter(t, &q, "k", 2, nil)}
 		if !slices.Equal(inside, []int{0, 1}) {
-			t.Errorf("got places %d, want 0 and 1", inside)
+			t.Errorf("got tickets %d, want 0 and 1", inside)
 		}
-		type entry struct{ caller, place int }
+		type entry struct{ caller, ticket int }
 		entered := make(chan entry, 4)
 		for i := range 4 {
 			go func() { entered <- entry{i, enter(t, &q, "k", 2, nil)} }()
 			synctest.Wait()
 		}
 		wantWaiting(t, &q, 4)
-		for i, place := range []int{1, 0, 0, 1} {
-			q.Leave("k", place)
+		for i, ticket := range []int{1, 0, 0, 1} {
+			q.Leave("k", ticket)
 			synctest.Wait()
 			wantWaiting(t, &q, 3-i)
-			if got, want := <-entered, (entry{i, place}); got != want {
-				t.Errorf("got caller and place %v, want %v", got, want)
+			if got, want := <-entered, (entry{i, ticket}); got != want {
+				t.Errorf("got caller and ticket %v, want %v", got, want)
 			}
 		}
 		q.Leave("k", 0)
@@ -79,7 +79,7 @@ func TestKeys(t *testing.T) {
 	var q Queue[string]
 	for _, key := range []string{"a", "b"} {
 		if got := enter(t, &q, key, 1, nil); got != 0 {
-			t.Errorf("%s: got place %d, want 0", key, got)
+			t.Errorf("%s: got ticket %d, want 0", key, got)
 		}
 	}
 	q.Leave("a", 0)
@@ -116,9 +116,9 @@ func TestChoose(t *testing.T) {
 
 func TestMisuse(t *testing.T) {
 	var q Queue[string]
-	wantPanic(t, "no places", func() { enter(t, &q, "k", 0, nil) })
+	wantPanic(t, "no tickets", func() { enter(t, &q, "k", 0, nil) })
 	wantPanic(t, "nobody there", func() { q.Leave("k", 0) })
-	wantPanic(t, "no such place", func() { enter(t, &q, "k", 2, func([]int) int { return 2 }) })
+	wantPanic(t, "no such ticket", func() { enter(t, &q, "k", 2, func([]int) int { return 2 }) })
 	wantEmpty(t, &q)
 	enter(t, &q, "k", 2, nil)
 	wantPanic(t, "not held", func() { q.Leave("k", 1) })
@@ -171,7 +171,7 @@ func (c *endsLate) Err() error {
 	return nil
 }
 
-// A place that comes when the context is over goes to the next, or is free.
+// A ticket that comes when the context is over goes to the next, or is free.
 func TestPassOn(t *testing.T) {
 	for name, next := range map[string]bool{"to the next": true, "free": false} {
 		t.Run(name, func(t *testing.T) {
@@ -202,26 +202,26 @@ func TestPassOn(t *testing.T) {
 	}
 }
 
-// Callers come, wait and give up: no place has two holders at a time, and none
+// Callers come, wait and give up: no ticket has two holders at a time, and none
 // is lost.
 func TestConcurrent(t *testing.T) {
-	const callers, calls, keys, places = 16, 100, 2, 3
+	const callers, calls, keys, tickets = 16, 100, 2, 3
 	var q Queue[int]
-	var holders [keys][places]atomic.Int64
+	var holders [keys][tickets]atomic.Int64
 	var wg sync.WaitGroup
 	for range callers {
 		wg.Go(func() {
 			for range calls {
 				ctx, cancel := context.WithTimeout(t.Context(), rand.N(100*time.Microsecond))
 				key := rand.IntN(keys)
-				place, err := q.Enter(ctx, key, places, func(free []int) int { return free[rand.IntN(len(free))] })
+				ticket, err := q.Enter(ctx, key, tickets, func(free []int) int { return free[rand.IntN(len(free))] })
 				if err == nil {
-					if n := holders[key][place].Add(1); n != 1 {
-						t.Errorf("%d hold place %d of key %d", n, place, key)
+					if n := holders[key][ticket].Add(1); n != 1 {
+						t.Errorf("%d hold ticket %d of key %d", n, ticket, key)
 					}
 					<-ctx.Done() // so that others wait
-					holders[key][place].Add(-1)
-					q.Leave(key, place)
+					holders[key][ticket].Add(-1)
+					q.Leave(key, ticket)
 				} else if !errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("got error %v", err)
 				}
@@ -238,10 +238,10 @@ func BenchmarkEnterLeave(b *testing.B) {
 	ctx := b.Context()
 	b.ReportAllocs()
 	for b.Loop() {
-		place, err := q.Enter(ctx, "k", 1, nil)
+		ticket, err := q.Enter(ctx, "k", 1, nil)
 		if err != nil {
 			b.Fatal(err)
 		}
-		q.Leave("k", place)
+		q.Leave("k", ticket)
 	}
 }

@@ -30,7 +30,7 @@ func New(observe ratelimit.Observe, class func(error) string) *Observer {
 
 // Watch is a verb under way. The zero Watch tells nobody.
 type Watch struct {
-	of       *Observer
+	observer *Observer
 	ctx      context.Context
 	verb     ratelimit.Verb
 	requests []ratelimit.Request
@@ -39,8 +39,8 @@ type Watch struct {
 	Form ratelimit.Form
 	Effort
 
-	// Became is how it ended, if the answer does not tell.
-	Became ratelimit.Outcome
+	// Outcome is how it ended, if the answer does not tell.
+	Outcome ratelimit.Outcome
 }
 
 // Effort is the wait for a decision, and the statements that it took.
@@ -54,22 +54,22 @@ func (o *Observer) Begin(ctx context.Context, verb ratelimit.Verb, form ratelimi
 	if o == nil {
 		return w
 	}
-	w.Later(o, ctx, verb, form, requests)
+	w.BeginLater(o, ctx, verb, form, requests)
 	w.began = time.Now()
 	return w
 }
 
-// Later is Begin of a verb that may be answered from memory: its time begins with
+// BeginLater is Begin of a verb that may be answered from memory: its time begins with
 // [Watch.Start]. It fills the zero Watch in place, since such a verb takes less than a copy of
 // some Watches, and keeps a copy of the requests, or those of all callers would be on the heap.
-func (w *Watch) Later(o *Observer, ctx context.Context, verb ratelimit.Verb, form ratelimit.Form, requests []ratelimit.Request) {
+func (w *Watch) BeginLater(o *Observer, ctx context.Context, verb ratelimit.Verb, form ratelimit.Form, requests []ratelimit.Request) {
 	if o != nil {
-		w.of, w.ctx, w.verb, w.Form, w.requests = o, ctx, verb, form, slices.Clone(requests)
+		w.observer, w.ctx, w.verb, w.Form, w.requests = o, ctx, verb, form, slices.Clone(requests)
 	}
 }
 
 // On reports whether somebody is told.
-func (w *Watch) On() bool { return w != nil && w.of != nil }
+func (w *Watch) On() bool { return w != nil && w.observer != nil }
 
 // Add adds the effort of a statement: a call in modes may need several. The batch is the last one's.
 func (w *Watch) Add(e Effort) {
@@ -92,8 +92,8 @@ func (w *Watch) Start() (now time.Time) {
 // Report tells of a verb that has a result.
 func (w *Watch) Report(result *ratelimit.Result, err error) {
 	switch {
-	case w.of == nil:
-	case err == nil && result.OK && w.Became == "":
+	case w.observer == nil:
+	case err == nil && result.OK && w.Outcome == "":
 		w.granted(result)
 	default:
 		w.report(result, nil, err)
@@ -109,19 +109,19 @@ func (w *Watch) granted(result *ratelimit.Result) {
 	if !w.began.IsZero() {
 		e.Took = time.Since(w.began)
 	}
-	w.of.observe(w.ctx, e)
+	w.observer.observe(w.ctx, e)
 }
 
 // ReportError is Report of a verb without one, for defer.
 func (w *Watch) ReportError(err *error) {
-	if w.of != nil {
+	if w.observer != nil {
 		w.report(nil, nil, *err)
 	}
 }
 
 // ReportPermit is Report of a verb of permits.
 func (w *Watch) ReportPermit(permit ratelimit.Permit, err error) {
-	if w.of != nil {
+	if w.observer != nil {
 		its := permit // on the heap only if somebody is told
 		w.report(nil, &its, err)
 	}
@@ -129,7 +129,7 @@ func (w *Watch) ReportPermit(permit ratelimit.Permit, err error) {
 
 // ReportReceipt is Tell of a verb that settles a receipt.
 func (w *Watch) ReportReceipt(r *ratelimit.Receipt, result *ratelimit.Result, err error) {
-	if w.of == nil {
+	if w.observer == nil {
 		return
 	}
 	w.requests = nil
@@ -143,14 +143,14 @@ func (w *Watch) ReportReceipt(r *ratelimit.Receipt, result *ratelimit.Result, er
 
 func (w *Watch) report(result *ratelimit.Result, permit *ratelimit.Permit, err error) {
 	e := ratelimit.Event{
-		Verb: w.verb, Form: w.Form, Outcome: w.Became, Permit: permit,
+		Verb: w.verb, Form: w.Form, Outcome: w.Outcome, Permit: permit,
 		Queued: w.Queued, Batch: w.Batch, Retries: w.Retries,
 	}
 	if e.Outcome == "" {
-		e.Outcome = w.of.outcome(result, permit, err)
+		e.Outcome = w.observer.outcome(result, permit, err)
 	}
 	if isFault(e.Outcome, err) {
-		e.Err, e.ErrorClass = err, w.of.Class(err)
+		e.Err, e.ErrorClass = err, w.observer.Class(err)
 	}
 	if result != nil {
 		e.Result = *result
@@ -162,7 +162,7 @@ func (w *Watch) report(result *ratelimit.Result, permit *ratelimit.Permit, err e
 	if !w.began.IsZero() {
 		e.Took = time.Since(w.began)
 	}
-	w.of.observe(w.ctx, e)
+	w.observer.observe(w.ctx, e)
 }
 
 // isFault reports whether an event with an outcome tells of an error: a refusal is none, but that
@@ -218,8 +218,11 @@ func refusal(r *ratelimit.Result) ratelimit.Outcome {
 	return ratelimit.OutcomeRefused
 }
 
-// OutcomeUnknown is the class of an error after which nobody knows whether it is committed.
-const OutcomeUnknown = "outcome_unknown"
+// The classes that decide what is told.
+const (
+	OutcomeUnknown = "outcome_unknown" // nobody knows whether it is committed
+	Silent         = "silent"          // nobody was asked, since the database is known to be silent
+)
 
 // Class returns the class of an error, of which there are few.
 func (o *Observer) Class(err error) string {
@@ -235,6 +238,10 @@ func (o *Observer) Class(err error) string {
 }
 
 func class(err error) string {
+	var own interface{ ErrorClass() string } // of package fallback
+	if errors.As(err, &own) {
+		return own.ErrorClass()
+	}
 	for _, c := range []struct {
 		is    error
 		class string

@@ -1,5 +1,5 @@
-// Package conn has what all ways of deciding know of the database: its pool, deadlines, errors and
-// waits for locks. It knows no limit.
+// Package conn holds the database of a Store: its pool, deadlines, errors, and waits for locks. It
+// knows no limit.
 package conn
 
 import (
@@ -24,7 +24,7 @@ type Conn struct {
 	Work    Work
 	Retries atomic.Int64
 
-	unanswered atomic.Bool // was the last Probe?
+	unanswered atomic.Bool // the last Probe had no answer
 
 	seats chan struct{} // has room for the connections that may wait for a locked row
 	moves moves
@@ -37,10 +37,10 @@ const (
 	// NoTimeout lets a decision take as long as it does.
 	NoTimeout time.Duration = -1
 
-	// MostTogether bounds the calls that one statement decides.
+	// MostTogether is the most calls that one statement decides.
 	MostTogether = 1024
 
-	// RollbackTime bounds what is done once a context is over, such as a ROLLBACK.
+	// RollbackTime bounds the work after a context is over, such as a ROLLBACK.
 	RollbackTime = 5 * time.Second
 )
 
@@ -52,8 +52,8 @@ func (c *Conn) Open() {
 	}
 }
 
-// Silence returns for how long the server keeps the locks of a decision's own transaction while it
-// hears nothing of the client.
+// Silence returns for how long the server keeps the locks of a decision's own transaction while the
+// client sends nothing.
 func (c *Conn) Silence() time.Duration {
 	if c.Timeout == NoTimeout {
 		return DefaultTimeout
@@ -61,7 +61,7 @@ func (c *Conn) Silence() time.Duration {
 	return c.Timeout
 }
 
-// Clock returns the instant that decides, nil for the database's.
+// Clock returns the injected instant that decides; nil if the database's clock decides.
 func (c *Conn) Clock() *time.Time {
 	if c.Now == nil {
 		return nil
@@ -70,7 +70,7 @@ func (c *Conn) Clock() *time.Time {
 	return &now
 }
 
-// Instant returns the instant of a decision without the database.
+// Instant returns the instant of a decision that is made without the database.
 func (c *Conn) Instant() time.Time {
 	if now := c.Clock(); now != nil {
 		return *now
@@ -78,7 +78,7 @@ func (c *Conn) Instant() time.Time {
 	return time.Now().UTC().Truncate(time.Microsecond)
 }
 
-// Enter begins a decision on its own, which must end.
+// Enter begins a decision on its own. The caller must call end.
 func (c *Conn) Enter(ctx context.Context) (end func(), err error) {
 	if c.Pool == nil {
 		return nil, ErrNoPool
@@ -86,8 +86,8 @@ func (c *Conn) Enter(ctx context.Context) (end func(), err error) {
 	return c.Work.End, c.Work.Begin(ctx)
 }
 
-// Bounded returns a context for a decision on its own: with the Store's time-out if ctx has no
-// deadline. The decision is counted until end is called.
+// Bounded begins a decision on its own, like Enter. Its context has the Store's time-out if ctx has no
+// deadline.
 func (c *Conn) Bounded(ctx context.Context) (_ context.Context, end func(), err error) {
 	leave, err := c.Enter(ctx)
 	if err != nil {
@@ -115,7 +115,7 @@ func (c *Conn) Timed(ctx context.Context) (context.Context, context.CancelFunc) 
 	return c.TimedFrom(ctx, time.Now())
 }
 
-// TimedFrom is Timed for an operation that began at an instant.
+// TimedFrom returns a context with the Store's time-out, counted from begun, if ctx has no deadline.
 func (c *Conn) TimedFrom(ctx context.Context, begun time.Time) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok || c.Timeout == NoTimeout {
 		return ctx, func() {}
@@ -123,17 +123,18 @@ func (c *Conn) TimedFrom(ctx context.Context, begun time.Time) (context.Context,
 	return context.WithDeadline(ctx, begun.Add(c.Timeout))
 }
 
-// End ends tx, if it has not ended, even when ctx is over. It is deferred, so that it also happens
-// when a caller's function panics or ends its goroutine. Its error is of no use: a transaction that
-// cannot be rolled back has lost its connection, and with it all that it did.
+// End rolls tx back, if it has not ended, even when ctx is over. Callers defer it, so that it runs when
+// a caller's function panics or ends its goroutine. A transaction that cannot be rolled back has lost
+// its connection, and with it all that it did: so the error is dropped.
 func End(ctx context.Context, tx pgx.Tx) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), RollbackTime)
 	defer cancel()
 	_ = tx.Rollback(ctx)
 }
 
-// Session returns a value that identifies the connection of a transaction, and the data kept with
-// it; nil if it is not known. A transaction of package sqltx has no connection of pgx.
+// Session returns a value that identifies the connection of a transaction, and the data kept with it.
+// Both are nil if the connection is not known. A transaction of package sqltx has none of pgx, and
+// tells by a method of its own.
 func Session(tx pgx.Tx) (id any, data map[string]any) {
 	if c := tx.Conn(); c != nil {
 		return c, c.PgConn().CustomData()
@@ -144,7 +145,7 @@ func Session(tx pgx.Tx) (id any, data map[string]any) {
 	return nil, nil
 }
 
-// UsableIn returns the error of a nil transaction.
+// UsableIn returns an error if tx is nil.
 func UsableIn(tx pgx.Tx) error {
 	if v := reflect.ValueOf(tx); tx == nil || v.Kind() == reflect.Pointer && v.IsNil() {
 		return &ratelimit.FieldError{Field: "Tx", Value: nil, Reason: "must not be nil"}

@@ -13,7 +13,7 @@ import (
 // Table is the table that holds the limits.
 const Table = "rate_limits"
 
-// The errors of a Store, which package pgstore exports and documents.
+// The errors of a Store. Package pgstore exports and documents them.
 var (
 	ErrNoPool         = errors.New("pgstore: this needs a pool, and New was given nil")
 	ErrOutcomeUnknown = errors.New("pgstore: the connection was lost during commit, and whether it was committed is not known")
@@ -22,25 +22,25 @@ var (
 	ErrNotMigrated    = errors.New("pgstore: table " + Table + " is missing or not up to date; bring it there with `ratelimit migrate up` or migrate.Up")
 )
 
-// ErrCommitted is a function that failed after it had committed.
+// ErrCommitted reports that a caller's function failed after it had committed.
 var ErrCommitted = errors.New("pgstore: the function committed the transaction itself, so it is not run again")
 
-// LockNotAvailable is the SQLSTATE of a lock that was waited for as long as lock_timeout.
+// LockNotAvailable is the SQLSTATE of a statement that waited for a lock longer than lock_timeout.
 const LockNotAvailable = "55P03"
 
-// TimedOut reports whether a statement of the Store's own with a lock_timeout did nothing since a
-// lock was not available in time. When the time is over in the moment in which the lock is had,
-// PostgreSQL takes it for a request to cancel the statement (8 of 250,000 calls on hot rows). It says
-// otherwise of statement_timeout, and a context that asked is over: whoever tries again finds that.
-// A server that speaks another language than English is not understood: its error stays one.
+// TimedOut reports whether a statement with a lock_timeout did nothing because a lock was not available
+// in time. If the lock comes in the same moment, PostgreSQL reports a canceled statement instead (8 of
+// 250,000 calls on hot rows). A statement_timeout has another message. A canceled context has the
+// same one, and the next attempt finds that context over. Messages in other languages than English are
+// not recognized: they stay errors.
 func TimedOut(err error) bool {
 	var pgErr *pgconn.PgError
 	return Code(err) == LockNotAvailable ||
 		errors.As(err, &pgErr) && pgErr.Code == "57014" && pgErr.Message == "canceling statement due to user request"
 }
 
-// Fault wraps an error of the database. The original stays within reach of errors.As, 40001 and
-// 40P01 among them.
+// Fault wraps an error of the database, and explains it if the table is missing or a pooler is in the
+// way. errors.As reaches the original.
 func (c *Conn) Fault(doing string, err error) error {
 	switch Code(err) {
 	case "42P01", "42703": // undefined_table, undefined_column
@@ -55,13 +55,12 @@ func (c *Conn) Fault(doing string, err error) error {
 	return fmt.Errorf("pgstore: %s: %w", doing, err)
 }
 
-// Locked returns the error of a decision that waited for a lock on a row of a limit until its time
-// was over.
+// Locked returns the error of a decision whose time was over while it waited for a row's lock.
 func Locked(limit string, err error) error {
 	return fmt.Errorf("%w: a transaction has locked a row of limit %q: %w", ErrLocked, limit, err)
 }
 
-// Code returns the SQLSTATE of the server's error in err, of any driver, "" if there is none.
+// Code returns the SQLSTATE in err, of any driver; "" if there is none.
 func Code(err error) string {
 	if err == nil {
 		return ""
@@ -73,8 +72,7 @@ func Code(err error) string {
 	return ""
 }
 
-// Class returns the class of an error in a word, for [ratelimit.Event]; "" if it is none of a
-// Store's.
+// Class returns a word for an error that only a Store has, for [ratelimit.Event]; "" for any other.
 func Class(err error) string {
 	for _, c := range []struct {
 		is    error
@@ -103,17 +101,16 @@ func Retriable(err error) bool {
 	return c == "40001" || c == "40P01"
 }
 
-// Answered reports whether err is the server's own statement that a request was not carried out,
-// rather than a lost connection: also a pooler's, which states it by an error of class 08 or one
-// that ends the connection.
+// Answered reports whether the server has said by err that it did nothing. An error of class 08, or one
+// that ends the connection, says no such thing: a pooler reports a lost connection by it.
 func Answered(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && pgErr.Code[:min(2, len(pgErr.Code))] != "08"
 }
 
-// OfValues reports whether the server did nothing because of the values sent, so that others might
-// do: errors of data and constraints, of a trigger that raises one, and the server's own limits on a
-// statement. Any other error would meet them as well.
+// OfValues reports whether the server did nothing because of the values sent, so that the same
+// statement with other values may succeed. Such are errors of data and constraints, of a trigger, and
+// of the server's own limits on a statement.
 func OfValues(err error) bool {
 	code := Code(err)
 	if !Answered(err) || len(code) != 5 || code == "54001" { // statement_too_complex: the depth of the stack
@@ -122,8 +119,8 @@ func OfValues(err error) bool {
 	return slices.Contains([]string{"22", "23", "44", "54", "P0"}, code[:2])
 }
 
-// Forgotten reports whether the server did nothing, since the connection does not have a statement
-// any more that pgx had prepared.
+// Forgotten reports whether the server did nothing because the connection has lost a statement that
+// pgx had prepared.
 func Forgotten(err error) bool {
 	return Code(err) == "26000" && !Done(err) // invalid_sql_statement_name
 }

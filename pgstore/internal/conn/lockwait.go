@@ -7,34 +7,34 @@ import (
 )
 
 const (
-	// PassOver is how long a statement waits for a lock that is not to wait for one, since
-	// PostgreSQL cannot tell an INSERT or an UPDATE not to wait at all.
+	// PassOver is the lock_timeout of a statement that should not wait for a lock. PostgreSQL has no
+	// INSERT or UPDATE that does not wait at all.
 	PassOver = time.Millisecond
 
-	// Awaited is how long a statement waits at a time that is to wait for a lock.
+	// Awaited is the lock_timeout of a statement that should wait for a lock.
 	Awaited = time.Second
 
-	// Poll is how often a locked row is looked at without a [Seat], at first.
+	// Poll is the first pause between attempts on a locked row without a [Seat].
 	Poll = 5 * time.Millisecond
 
-	// SlowPoll is how often it is looked at later.
+	// SlowPoll is the longest of these pauses.
 	SlowPoll = 50 * time.Millisecond
 )
 
 // LockWait is a wait for a row that another transaction has locked. A few connections may wait in
-// PostgreSQL, where it is first come, first served: so few that however many rows are locked, the
-// pool has some for the rest. Without a [Seat], the row is looked at now and then.
+// PostgreSQL, where waiting is first come, first served. They are so few that the pool has others left,
+// however many rows are locked. Without a [Seat] the row is tried now and then.
 type LockWait struct {
 	conn  *Conn
 	pause time.Duration
 	quick bool // the last attempt did not wait in PostgreSQL, though it might
 }
 
-// LockWait returns a wait whose first pause without a [Seat] is given.
+// LockWait returns a wait. pause is its first pause without a [Seat].
 func (c *Conn) LockWait(pause time.Duration) *LockWait { return &LockWait{conn: c, pause: pause} }
 
-// Attempt runs do once more: with a [Seat], if a connection may wait in PostgreSQL, and else after a
-// pause. If ctx is over by then it returns the error of that.
+// Attempt runs do with a [Seat] if a connection may wait in PostgreSQL, and else without one after a
+// pause. It returns ctx's error if ctx ends during the pause.
 func (w *LockWait) Attempt(ctx context.Context, do func(*Seat) error) error {
 	if !w.quick {
 		if s := w.conn.seat(); s != nil {
@@ -52,8 +52,8 @@ func (w *LockWait) Attempt(ctx context.Context, do func(*Seat) error) error {
 	return do(nil)
 }
 
-// Seat is the right of one connection to wait in PostgreSQL. It is given back when all have left
-// that share it: a statement that is awaited to its end waits on when its callers have gone.
+// Seat is the right of one connection to wait in PostgreSQL. It is given back when all of its users
+// have left, since a statement may wait on after its callers gave up.
 type Seat struct {
 	seats chan struct{}
 	users atomic.Int32
@@ -71,19 +71,19 @@ func (c *Conn) seat() *Seat {
 	}
 }
 
-// Share has one more user leave the Seat. A nil Seat has none.
+// Share adds a user, who must leave. It does nothing on a nil Seat.
 func (s *Seat) Share() {
 	if s != nil {
 		s.users.Add(1)
 	}
 }
 
-// Leave gives the Seat back if all who share it have left.
+// Leave removes a user, and gives the Seat back after the last one.
 func (s *Seat) Leave() {
 	if s != nil && s.users.Add(-1) == 0 {
 		<-s.seats
 	}
 }
 
-// Seated returns how many connections wait in PostgreSQL.
+// Seated returns the number of connections that wait in PostgreSQL.
 func (c *Conn) Seated() int { return len(c.seats) }

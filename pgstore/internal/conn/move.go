@@ -6,15 +6,15 @@ import (
 )
 
 const (
-	firstMove = 100 * time.Millisecond // until a pool is moved again
+	firstMove = 100 * time.Millisecond // the first pause between moves
 	lastMove  = time.Second
 )
 
-// Leave has the pool's connections closed, those in use when they are given back, if err says that
-// the server is read-only: after a fail-over they lead to the old primary, and connections that are
-// made from now on to the new one. A pool that comes to a read-only server again is moved once a
-// second in the end, and not for each call: its role may be read-only by a setting.
-func (c *Conn) Leave(err error) {
+// LeaveReadOnly closes the pool's connections if err says that the server is read-only; connections in
+// use are closed when they are given back. After a fail-over they lead to the old primary, and new
+// ones lead to the new primary. If the server stays read-only, as by a setting of its role, the
+// connections are closed at most once a second.
+func (c *Conn) LeaveReadOnly(err error) {
 	if c.Pool != nil && Code(err) == "25006" { // read_only_sql_transaction
 		c.moves.once(time.Now(), c.Pool.Reset)
 	}
@@ -23,12 +23,12 @@ func (c *Conn) Leave(err error) {
 // moves bounds how often a pool is moved.
 type moves struct {
 	mu    sync.Mutex
-	next  time.Time     // not before
-	pause time.Duration // that ends then
+	next  time.Time     // the earliest next move
+	pause time.Duration // before it
 }
 
-// once moves, unless that was done a short while ago: it returns when no connection from before is
-// to be had.
+// once calls move, unless it did so a short while ago. A concurrent caller returns after the move, so
+// it gets no connection from before.
 func (m *moves) once(now time.Time, move func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -8,8 +8,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Probe asks the server a statement on a connection of its own. The first answer after a probe that
-// failed has the pool replace its connections.
+// Probe sends a statement on a connection of its own. After a probe that failed, the first one that
+// succeeds makes the pool replace its connections.
 func (c *Conn) Probe(ctx context.Context) error {
 	leave, err := c.Enter(ctx)
 	if err != nil {

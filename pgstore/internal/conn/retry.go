@@ -15,16 +15,17 @@ const (
 	mostForgotten = 24 // prepared statements that a decision finds gone, at most
 )
 
-// Retry runs attempt until PostgreSQL does not ask for another, with full jitter in between
-// (Brooker, "Exponential Backoff And Jitter", 2015), until ctx is over, or for the retry budget if
-// it has no deadline. An error because ctx is over wraps the last error of PostgreSQL too. On a
-// connection that has lost its prepared statements, pgx prepares one more with each attempt. A
-// transaction that may have been committed is not attempted again.
+// Retry repeats attempt while PostgreSQL asks for another one, until ctx is over. Without a deadline it
+// ends after the retry budget. The pauses have full jitter (Brooker, "Exponential Backoff And Jitter",
+// 2015). If ctx is over, the error wraps the last error of PostgreSQL too. An attempt that may have
+// been committed is not repeated. On a connection that has lost its prepared statements, each attempt
+// prepares one more of them.
 func (c *Conn) Retry(ctx context.Context, attempt func() error) error {
 	return c.RetryCounted(ctx, func() {}, attempt)
 }
 
-// RetryCounted is Retry that calls again before each attempt that PostgreSQL has asked for.
+// RetryCounted does what Retry does, and calls again before each further attempt that PostgreSQL asked
+// for.
 func (c *Conn) RetryCounted(ctx context.Context, again func(), attempt func() error) error {
 	end, hasDeadline := ctx.Deadline()
 	if !hasDeadline {
@@ -37,7 +38,7 @@ func (c *Conn) RetryCounted(ctx context.Context, again func(), attempt func() er
 		if err == nil {
 			return nil
 		}
-		c.Leave(err)
+		c.LeaveReadOnly(err)
 		if Forgotten(err) && forgotten < mostForgotten && ctx.Err() == nil {
 			forgotten++
 			continue

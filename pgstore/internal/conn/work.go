@@ -7,14 +7,14 @@ import (
 	"sync/atomic"
 )
 
-// Work counts the calls that Close waits for. All calls pass here, and each writes this one number
-// twice; a lock and a sync.WaitGroup would write shared memory four times.
+// Work counts the calls under way, for which Close waits. Each call writes one number twice; a lock and
+// a sync.WaitGroup would write shared memory four times.
 type Work struct {
-	under          atomic.Int64 // how much is under way; by closing less when nothing more is to begin
+	underWay       atomic.Int64 // the calls under way; less by closing once Close was called
 	closing, ended sync.Once
-	over           chan struct{} // closed when nothing is under way then
+	over           chan struct{} // closed when nothing is under way after Close
 
-	Opened context.Context // ends when nothing more is to begin
+	Opened context.Context // ends when Close is called
 	shut   context.CancelFunc
 }
 
@@ -25,18 +25,18 @@ func (w *Work) open() {
 	w.Opened, w.shut = context.WithCancel(context.Background())
 }
 
-// Begin counts a call, which must End unless there is an error: ErrClosed.
+// Begin counts a call until End. After Close it returns ErrClosed, and the caller must not call End.
 func (w *Work) Begin(ctx context.Context) error {
-	if w.under.Add(1) > 0 || ctx.Value(w) != nil {
+	if w.underWay.Add(1) > 0 || ctx.Value(w) != nil {
 		return nil
 	}
 	w.End()
 	return ErrClosed
 }
 
-// Whole begins something of several parts, such as a wait. Its context ends when the Store is
-// closed, but its parts, which have w in theirs, begin all the same.
-func (w *Work) Whole(ctx context.Context) (_ context.Context, end func(), err error) {
+// BeginSpan begins work of several calls, such as a wait. Its context ends when the Store is closed. The
+// calls that use the context begin even then.
+func (w *Work) BeginSpan(ctx context.Context) (_ context.Context, end func(), err error) {
 	if err := w.Begin(ctx); err != nil {
 		return nil, nil, err
 	}
@@ -45,39 +45,39 @@ func (w *Work) Whole(ctx context.Context) (_ context.Context, end func(), err er
 	return ctx, func() { stop(); cancel(); w.End() }, nil
 }
 
-// Part returns a context whose calls begin also when the Store is closed.
+// Part returns a context whose calls begin even when the Store is closed.
 func (w *Work) Part(ctx context.Context) context.Context { return context.WithValue(ctx, w, true) }
 
 // End ends a call that has begun.
 func (w *Work) End() {
-	if w.under.Add(-1) == closing {
+	if w.underWay.Add(-1) == closing {
 		w.ended.Do(func() { close(w.over) })
 	}
 }
 
-// Spawn starts a goroutine for work that was begun.
+// Spawn starts a goroutine that counts as a call. The caller has begun one.
 func (w *Work) Spawn(f func()) {
-	w.under.Add(1)
+	w.underWay.Add(1)
 	go func() {
 		defer w.End()
 		f()
 	}()
 }
 
-// UnderWay returns how much is under way, also when nothing more is to begin.
+// UnderWay returns the number of calls under way.
 func (w *Work) UnderWay() int64 {
-	n := w.under.Load()
+	n := w.underWay.Load()
 	if n < 0 {
 		n -= closing
 	}
 	return n
 }
 
-// Close has nothing more begin, and returns when nothing is under way.
+// Close lets no more calls begin, and returns when none is under way.
 func (w *Work) Close() {
 	w.closing.Do(func() {
 		w.shut()
-		w.under.Add(closing + 1)
+		w.underWay.Add(closing + 1)
 		w.End()
 	})
 	<-w.over

@@ -57,7 +57,7 @@ func (e *Editor) own(ctx context.Context, rows []decide.Row, do func(context.Con
 		Do:   do,
 		RolledBack: func() {
 			for key, spent := range told {
-				e.memory.Unspent(key, spent)
+				e.memory.RestoreSpent(key, spent)
 			}
 			clear(told)
 		},
@@ -75,7 +75,7 @@ func (e *Editor) spent(ctx context.Context, d *bucket.Definition, key decide.Key
 	if _, done := told[key]; done {
 		return bucket.Spent{}
 	}
-	told[key] = e.memory.Spent(key)
+	told[key] = e.memory.TakeSpent(key)
 	return told[key]
 }
 

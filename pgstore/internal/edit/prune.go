@@ -11,24 +11,39 @@ import (
 // Prune deletes the rows of a name that mean the same as no row by all definitions that are known
 // of it, and of their keys' overrides, in batches.
 func (e *Editor) Prune(ctx context.Context, name string, overrides decide.Overrides) (deleted int64, err error) {
+	return e.pruneBy(ctx, name, overrides, e.table.DeleteSame)
+}
+
+// Prunable returns how many rows Prune would delete.
+func (e *Editor) Prunable(ctx context.Context, name string, overrides decide.Overrides) (n int64, err error) {
+	return e.pruneBy(ctx, name, overrides, func(_ context.Context, _ table.Querier, idle *table.Rows) (int64, error) {
+		return int64(len(idle.Rows)), nil
+	})
+}
+
+// pruneBy does something with the rows of a name that mean the same as no row, in batches.
+func (e *Editor) pruneBy(ctx context.Context, name string, overrides decide.Overrides, do deletion) (done int64, err error) {
 	after := decide.Row{Key: decide.Key{Name: name}, Shard: math.MinInt32}
 	for {
 		var listed int
 		err := e.Standalone(ctx, "prune", func(ctx context.Context) (err error) {
 			var n int64
-			listed, n, err = e.pruneAfter(ctx, overrides, &after)
-			deleted += n
+			listed, n, err = e.pruneAfter(ctx, overrides, &after, do)
+			done += n
 			return err
 		})
 		if err != nil || listed < e.table.Batch() {
-			return deleted, err
+			return done, err
 		}
 	}
 }
 
+// A deletion deletes rows that are idle, or counts them.
+type deletion func(ctx context.Context, q table.Querier, idle *table.Rows) (int64, error)
+
 // pruneAfter lists rows of a name after a row, which it moves to the last of them, and deletes
 // those that are idle by all definitions.
-func (e *Editor) pruneAfter(ctx context.Context, overrides decide.Overrides, after *decide.Row) (listed int, deleted int64, err error) {
+func (e *Editor) pruneAfter(ctx context.Context, overrides decide.Overrides, after *decide.Row, do deletion) (listed int, deleted int64, err error) {
 	now, err := table.Now(ctx, e.Pool, e.Clock())
 	if err != nil {
 		return 0, 0, err
@@ -43,7 +58,7 @@ func (e *Editor) pruneAfter(ctx context.Context, overrides decide.Overrides, aft
 			idle.Rows, idle.States = append(idle.Rows, row), append(idle.States, rows.States[i])
 		}
 	}
-	if deleted, err = e.table.DeleteSame(ctx, e.Pool, &idle); err == nil {
+	if deleted, err = do(ctx, e.Pool, &idle); err == nil {
 		*after = rows.Rows[len(rows.Rows)-1]
 	}
 	return len(rows.Rows), deleted, err

@@ -54,18 +54,16 @@ type Engine struct {
 	many int // above this number of rows, idle queues are deleted
 }
 
-// Memory is a layer above that holds tokens of rows: what a grant does for it.
+// Memory is a layer above the engine that holds tokens of rows. Grants take tokens for it.
 type Memory interface {
-	// Answer answers those calls that it can by now, before a statement is sent, and returns
-	// the others.
+	// Answer answers the calls that it can before a statement is sent, and returns the others.
 	Answer(calls []*Ticket) (left []*Ticket)
 
-	// Add adds to a grant, which is about to be sent for some calls, what it is to take besides
-	// them.
+	// Add adds the Memory's tokens to a grant that is about to be sent for calls.
 	Add(calls []*Ticket, g *table.Grant)
 
-	// Done reports what came of a grant, before its calls are answered. If all callers had gone
-	// by then, there are no calls.
+	// Done reports a grant's outcome, before its calls are answered. There are no calls if all
+	// callers gave up.
 	Done(calls []*Ticket, g *table.Grant, err error)
 
 	// Refused reports the state of a row that refused a call.
@@ -80,12 +78,12 @@ type Pending struct {
 	Call  decide.Call
 	One   [1]decide.Demand // has room for those of Call, if it is one
 	Check bool
-	Extra bool // it is there for what a Memory adds to a grant, and wants no result
+	Extra bool // a Memory's own call: it wants the tokens added to a grant, and no result
 
-	Held any // what a Memory keeps with the call
+	Attachment any // what a Memory keeps with the call
 
-	// Granted, if it is set, is called with what a row has granted, and the state that the call
-	// left, before the caller is answered; and Abandoned if the caller had left by then.
+	// Granted, if set, is called with the count that a row has granted, and the state that the call
+	// left, before the caller is answered. Abandoned is called if the caller gave up by then.
 	Granted   func(count float64, after bucket.State, at time.Time)
 	Abandoned func()
 
@@ -112,11 +110,11 @@ func Finish(t *Ticket) {
 	}
 }
 
-// queues is how many statements for calls of different keys, and so how many connections, decide at
-// a time. Calls for one limit and key share a queue.
+// queues is the number of queues that keys share. Each has a statement under way at a time, and so a
+// connection. Calls for one limit and key share a queue.
 const queues = 2
 
-// New returns an engine. With observed, calls learn how long they waited.
+// New returns an engine. With observed it measures how long calls wait.
 func New(c *conn.Conn, t *table.Table, k *known.Known, observed bool) *Engine {
 	e := &Engine{Conn: c, table: t, known: k, observed: observed, seed: maphash.MakeSeed(), rows: make(map[decide.Row]*queue), many: manyRows}
 	for i := range e.queues {
@@ -126,15 +124,15 @@ func New(c *conn.Conn, t *table.Table, k *known.Known, observed bool) *Engine {
 	return e
 }
 
-// Serve has a Memory above the engine. It is called before the engine is in use.
+// Serve sets the engine's Memory. It must be called before the engine is in use.
 func (e *Engine) Serve(m Memory) { e.memory = m }
 
 func (e *Engine) newQueue(serve func(context.Context, []*Ticket)) *batch.Queue[*Pending] {
 	return batch.New(conn.MostTogether, e.Timeout, serve, e.Work.Spawn)
 }
 
-// Decide decides a call, of a verb that is watched or, with nil, of none. An error is that of a
-// caller who gave up, or of the database.
+// Decide decides a call. Its effort is added to a watched verb; w is nil for none. It returns an error
+// if the caller gave up, or the database failed.
 func (e *Engine) Decide(ctx context.Context, w *watch.Watch, p *Pending) (ratelimit.Result, error) {
 	end, err := e.Enter(ctx)
 	if err != nil {
@@ -157,8 +155,9 @@ func (e *Engine) Decide(ctx context.Context, w *watch.Watch, p *Pending) (rateli
 	return p.Result, p.Err
 }
 
-// queueFor returns the queue in which a call is decided: that of a row that it waits for, or one
-// that it shares; of a table that is distributed, that of its row, or one of its own.
+// queueFor returns the queue in which a call is decided: the queue of a locked row if the call needs
+// one, or else a queue that keys share. On a distributed table it is the queue of the call's row, or
+// a new queue for a call with several rows.
 func (e *Engine) queueFor(p *Pending) *batch.Queue[*Pending] {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -166,7 +165,7 @@ func (e *Engine) queueFor(p *Pending) *batch.Queue[*Pending] {
 	switch {
 	case e.table.PassesOver():
 		if row, ok := e.lockedRow(p); ok {
-			return e.enter(row, p)
+			return e.queueForLocked(row, p)
 		}
 		return e.queues[maphash.Comparable(e.seed, call.Demands[0].KeyOf())%queues].calls
 	case p.Check || len(call.Demands) > 1 || call.Sharded():
@@ -175,30 +174,29 @@ func (e *Engine) queueFor(p *Pending) *batch.Queue[*Pending] {
 	return e.queueOf(decide.Row{Key: call.Demands[0].KeyOf()})
 }
 
-// serve decides the calls of a queue, but for those that go on in the queue of a locked row. await
+// serve decides the calls of a queue. Calls whose row is locked move to the queue of that row. await
 // is the awaited row; nil for none.
 func (e *Engine) serve(ctx context.Context, q *queue, tickets []*Ticket, await *awaited) {
-	tickets = e.answerHeld(e.observeAll(tickets))
+	tickets = e.answerFromMemory(e.observeAll(tickets))
 	if len(tickets) == 0 {
 		return
 	}
 	if q.refusing {
 		tickets = e.decideExtra(ctx, tickets, await)
 	}
-	e.await(e.decideAll(ctx, tickets, !q.refusing, await))
+	e.requeue(e.decideAll(ctx, tickets, !q.refusing, await))
 	q.refusing = mostRefused(tickets)
 }
 
-// answerHeld has the Memory answer the calls that it can, and returns the others.
-func (e *Engine) answerHeld(tickets []*Ticket) []*Ticket {
+// answerFromMemory returns the calls that the Memory cannot answer.
+func (e *Engine) answerFromMemory(tickets []*Ticket) []*Ticket {
 	if e.memory == nil || len(tickets) == 0 {
 		return tickets
 	}
 	return e.memory.Answer(tickets)
 }
 
-// decideExtra decides the calls that want a grant for what a Memory adds to it, and returns the
-// others.
+// decideExtra decides the Memory's own calls, and returns the others.
 func (e *Engine) decideExtra(ctx context.Context, tickets []*Ticket, await *awaited) (others []*Ticket) {
 	var extra []*Ticket
 	for _, t := range tickets {
@@ -209,17 +207,17 @@ func (e *Engine) decideExtra(ctx context.Context, tickets []*Ticket, await *awai
 		}
 	}
 	if len(extra) > 0 {
-		e.await(e.decideAll(ctx, extra, true, await))
+		e.requeue(e.decideAll(ctx, extra, true, await))
 	}
 	return others
 }
 
-// decideAll decides calls, and returns those with rows that another transaction has locked. If the
-// database finds fault with a statement for many, each half of them is decided by itself, so that
-// only the one at fault fails.
+// decideAll decides calls, and returns the calls whose rows another transaction has locked. If the
+// database rejects the values of several calls, each half of them is decided by itself, so that only
+// the call at fault fails.
 func (e *Engine) decideAll(ctx context.Context, tickets []*Ticket, granting bool, await *awaited) (locked []*Ticket) {
 	left := tickets
-	var late []*Ticket // for what a Memory adds
+	var stillLocked []*Ticket // the Memory's own
 	e.begin(left)
 	again := func() {
 		for _, t := range left {
@@ -232,9 +230,14 @@ func (e *Engine) decideAll(ctx context.Context, tickets []*Ticket, granting bool
 				return err
 			}
 			granting = false
-			late = e.lateExtra(ctx, left, await)
+			if e.memory != nil && await == nil {
+				stillLocked = e.stillLockedExtra(ctx, left)
+			}
 		}
-		if left = withoutExtra(left, late); len(left) == 0 {
+		if e.memory != nil {
+			left = withoutExtra(left, stillLocked)
+		}
+		if len(left) == 0 {
 			return nil
 		}
 		var snapshot *decide.Snapshot
@@ -246,9 +249,9 @@ func (e *Engine) decideAll(ctx context.Context, tickets []*Ticket, granting bool
 	})
 	switch {
 	case err == nil:
-		return append(left, late...)
+		return append(left, stillLocked...)
 	case conn.TimedOut(err) && allWait(left):
-		return append(left, late...)
+		return append(left, stillLocked...)
 	case conn.OfValues(err) && len(left) > 1:
 		half := len(left) / 2
 		return append(e.decideAll(ctx, left[:half:half], granting, await), e.decideAll(ctx, left[half:], granting, await)...)
@@ -257,10 +260,10 @@ func (e *Engine) decideAll(ctx context.Context, tickets []*Ticket, granting bool
 		t.Value.Result, t.Value.Err = ratelimit.Result{}, err
 		t.Finish()
 	}
-	return late
+	return stillLocked
 }
 
-// begin notes that calls are about to be decided together.
+// begin counts calls that are about to be decided together.
 func (e *Engine) begin(tickets []*Ticket) {
 	e.Statements.Add(1)
 	e.Calls.Add(int64(len(tickets)))
@@ -273,56 +276,48 @@ func (e *Engine) begin(tickets []*Ticket) {
 	}
 }
 
-// observeAll remembers the definitions of calls, most of which are the same, and returns the calls
-// whose definitions can be remembered.
+// observeAll remembers the definitions of calls, and returns the calls whose definitions agree with
+// those of before. The others are finished with an error.
 func (e *Engine) observeAll(tickets []*Ticket) []*Ticket {
-	var last bucket.Definition
 	return slices.DeleteFunc(tickets, func(t *Ticket) bool {
-		call := &t.Value.Call
-		if len(call.Demands) == 1 && call.Demands[0].Definition == last {
-			return false
-		}
-		if t.Value.Err = e.known.Definitions.NoteCall(call); t.Value.Err != nil {
+		t.Value.Err = e.known.Definitions.NoteCall(&t.Value.Call)
+		if t.Value.Err != nil {
 			t.Finish()
-			return true
 		}
-		last = call.Demands[0].Definition
-		return false
+		return t.Value.Err != nil
 	})
 }
 
-// lateExtra returns those of calls for what a Memory adds that were not granted although their rows
-// have enough, and so were passed over, since another transaction had them locked. Without a turn
-// of their own they would hardly ever find a row free from which many processes take.
-func (e *Engine) lateExtra(ctx context.Context, tickets []*Ticket, await *awaited) (late []*Ticket) {
-	if await != nil || e.memory == nil {
-		return nil
-	}
+// stillLockedExtra returns the Memory's own calls whose rows have enough, and still granted nothing:
+// another transaction had them locked. These calls wait for a turn at the row, since they would
+// hardly ever find it unlocked while many processes take from it.
+func (e *Engine) stillLockedExtra(ctx context.Context, tickets []*Ticket) (stillLocked []*Ticket) {
 	var rows table.Rows
 	for _, t := range tickets {
 		if t.Value.Extra {
-			late, rows.Rows = append(late, t), append(rows.Rows, decide.Row{Key: t.Value.Call.Demands[0].KeyOf()})
+			stillLocked, rows.Rows = append(stillLocked, t), append(rows.Rows, decide.Row{Key: t.Value.Call.Demands[0].KeyOf()})
 		}
 	}
-	if len(late) == 0 || e.table.Read(ctx, e.Pool, &rows, e.Clock()) != nil { // no caller depends on it
+	if len(stillLocked) == 0 || e.table.Read(ctx, e.Pool, &rows, e.Clock()) != nil { // no caller depends on it
 		return nil
 	}
 	n := 0
-	for i, t := range late {
+	for i, t := range stillLocked {
 		definition := &t.Value.Call.Demands[0].Definition
 		if rows.Found[i] && definition.Refill(rows.States[i], rows.At).Value >= 2 { // half of which is to be had
 			t.Value.locked.Store(&rows.Rows[i])
-			late[n] = t
+			stillLocked[n] = t
 			n++
 		}
 	}
-	return late[:n]
+	return stillLocked[:n]
 }
 
-// withoutExtra returns the calls that want a result. Others are dropped unless they are late.
-func withoutExtra(tickets, late []*Ticket) []*Ticket {
+// withoutExtra returns the calls that want a result. It finishes the others, unless they are in
+// stillLocked.
+func withoutExtra(tickets, stillLocked []*Ticket) []*Ticket {
 	return slices.DeleteFunc(slices.Clone(tickets), func(t *Ticket) bool {
-		if t.Value.Extra && !slices.Contains(late, t) {
+		if t.Value.Extra && !slices.Contains(stillLocked, t) {
 			t.Finish()
 		}
 		return t.Value.Extra
@@ -334,8 +329,8 @@ func allWait(tickets []*Ticket) bool {
 	return !slices.ContainsFunc(tickets, func(t *Ticket) bool { return t.Value.locked.Load() == nil })
 }
 
-// mostRefused reports whether most of the calls that wanted a result were refused. A call that was
-// given up may have been deleted: it is nil.
+// mostRefused reports whether most calls that wanted a result were refused. Calls that were deleted
+// from the slice are nil.
 func mostRefused(tickets []*Ticket) bool {
 	refused := 0
 	for _, t := range tickets {

@@ -12,15 +12,15 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// grant decides the calls of the groups whose rows have enough for all of them. It writes and locks
-// nothing for the others, which it returns.
+// grant grants the groups whose rows have enough for all of their calls. It returns the other calls,
+// for which it has written and locked nothing.
 func (e *Engine) grant(ctx context.Context, tickets []*Ticket, await *awaited) (left []*Ticket, err error) {
 	tickets = slices.DeleteFunc(tickets, (*Ticket).Gone)
 	groups, grants, left := e.groups(tickets)
 	if len(groups) == 0 {
 		return left, nil
 	}
-	extra := e.add(groups, grants)
+	extra := e.memory != nil && e.add(groups, grants)
 	wait := await != nil && len(grants) == 1 && grants[0].Row == await.row
 	if wait {
 		await.seat.Share()
@@ -34,18 +34,24 @@ func (e *Engine) grant(ctx context.Context, tickets []*Ticket, await *awaited) (
 	}
 	gone := false
 	if extra {
-		gone, err = e.sendWhole(ctx, send, func(err error) { e.done(nil, grants, err) })
+		gone, err = e.sendToEnd(ctx, send, func(err error) { e.done(nil, grants, err) })
 	} else {
 		err = send()
 	}
 	if gone {
 		return tickets, e.Fault("take", err)
 	}
-	if err != nil && (wait || !conn.TimedOut(err)) { // otherwise one was locked in the same moment, and nothing is taken
-		e.done(nil, grants, err)
+	failed := err != nil && (wait || !conn.TimedOut(err)) // TimedOut: a row was locked in the same moment, and nothing is taken
+	if e.memory != nil {
+		if failed {
+			e.done(nil, grants, err)
+		} else {
+			e.done(groups, grants, nil)
+		}
+	}
+	if failed {
 		return tickets, e.Fault("take", err)
 	}
-	e.done(groups, grants, nil)
 	for i, group := range groups {
 		if grants[i].Taken.OK {
 			e.answerGroup(group, &grants[i])
@@ -57,11 +63,8 @@ func (e *Engine) grant(ctx context.Context, tickets []*Ticket, await *awaited) (
 	return left, nil
 }
 
-// add has the Memory add to grants, and reports whether it did.
+// add lets the Memory add its tokens to grants, and reports whether it added any.
 func (e *Engine) add(groups [][]*Ticket, grants []table.Grant) (extra bool) {
-	if e.memory == nil {
-		return false
-	}
 	for i := range grants {
 		e.memory.Add(groups[i], &grants[i])
 		extra = extra || grants[i].TakesExtra()
@@ -69,11 +72,8 @@ func (e *Engine) add(groups [][]*Ticket, grants []table.Grant) (extra bool) {
 	return extra
 }
 
-// done tells the Memory what came of grants; without groups, no caller waits for it any more.
+// done reports the outcome of grants to the Memory. groups is nil if all callers gave up.
 func (e *Engine) done(groups [][]*Ticket, grants []table.Grant, err error) {
-	if e.memory == nil {
-		return
-	}
 	for i := range grants {
 		var group []*Ticket
 		if groups != nil {
@@ -83,9 +83,9 @@ func (e *Engine) done(groups [][]*Ticket, grants []table.Grant, err error) {
 	}
 }
 
-// sendWhole sends a statement that takes for a Memory. If all callers give up before its end, its
-// answer is awaited all the same, and late is called with its error: gone is true then.
-func (e *Engine) sendWhole(ctx context.Context, send func() error, late func(error)) (gone bool, err error) {
+// sendToEnd sends a statement with tokens for the Memory. If all callers give up first, gone is true;
+// the answer is awaited all the same, and late is called with its error.
+func (e *Engine) sendToEnd(ctx context.Context, send func() error, late func(error)) (gone bool, err error) {
 	var ended atomic.Bool // by one of the two
 	answer := make(chan error, 1)
 	e.Work.Spawn(func() {
@@ -106,11 +106,10 @@ func (e *Engine) sendWhole(ctx context.Context, send func() error, late func(err
 	}
 }
 
-// grantInTurn grants from one row, for which it waits: with its COMMIT in the same round trip, if it
-// takes extra, or if the row was to be had when it was waited for last. However many wait then, each
-// has it for a moment, while with a round trip in between each would have it for as long as its
-// process needs to answer. But when a row is waited for first, it may be long until it is free, and
-// callers that give up by then should have taken nothing.
+// grantInTurn waits for one row and grants from it. It sends COMMIT in the same round trip if the
+// grant takes extra, or if the last wait for the row got it. Then each process has the row for a
+// moment only, and not for a round trip. A first wait may be long, and its callers should have taken
+// nothing if they give up, so COMMIT is not sent with it.
 func (e *Engine) grantInTurn(ctx context.Context, grants []table.Grant) error {
 	g := &grants[0]
 	g.Pipelined = g.TakesExtra() || e.servedAtOnce(g.Row)
@@ -127,7 +126,7 @@ func (e *Engine) grantInTurn(ctx context.Context, grants []table.Grant) error {
 	return err
 }
 
-// servedAtOnce reports whether a row was to be had when it was waited for last.
+// servedAtOnce reports whether the last wait for a row got it.
 func (e *Engine) servedAtOnce(row decide.Row) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -135,8 +134,8 @@ func (e *Engine) servedAtOnce(row decide.Row) bool {
 	return q != nil && q.atOnce
 }
 
-// answerGroup answers the calls of a group. Each result is of the state that its call left behind.
-// Tokens that were taken besides are this process's, and count in the results.
+// answerGroup answers the calls of a granted group. Each result shows the state that its call left.
+// The Memory's tokens count as there, since this process has them.
 func (e *Engine) answerGroup(tickets []*Ticket, g *table.Grant) {
 	changes := []decide.Change{g.Change}
 	change, rest := &changes[0], g.Count+g.Extra()
@@ -148,7 +147,7 @@ func (e *Engine) answerGroup(tickets []*Ticket, g *table.Grant) {
 			continue
 		}
 		change.Count, change.After = p.Call.Demands[0].Count, g.Taken.After
-		if rest -= change.Count; rest != 0 { // as before those that come after it
+		if rest -= change.Count; rest != 0 { // the state before later calls
 			change.After = g.Definition.Spend(g.Taken.After, g.Taken.At, -rest)
 		}
 		p.Result = e.known.Granted(&p.Call, changes, g.Taken.At, "", nil)
@@ -159,10 +158,10 @@ func (e *Engine) answerGroup(tickets []*Ticket, g *table.Grant) {
 	}
 }
 
-// groups sorts calls by the row that they would take from. A group is granted as a whole or not at
-// all: to grant all of it, the row must hold at least the largest running total. Calls that check,
-// take at most n tokens or take from several rows are in none, and neither are calls with another
-// definition than the others, while a new one is being rolled out.
+// groups groups calls by the row from which they take. A group is granted as a whole or not at all:
+// the row must hold at least the largest running total. left holds the calls that check, take at most
+// n tokens, or take from several rows. It also holds calls whose definition differs from their
+// group's, while a new one is being rolled out.
 func (e *Engine) groups(tickets []*Ticket) (groups [][]*Ticket, grants []table.Grant, left []*Ticket) {
 	singles := make([]*Ticket, 0, len(tickets))
 	for i, t := range tickets {
@@ -201,7 +200,7 @@ func (e *Engine) groups(tickets []*Ticket) (groups [][]*Ticket, grants []table.G
 		}
 		g := &grants[n]
 		groups[n] = append(groups[n], t)
-		if !p.Extra { // which asks for no more than the others do
+		if !p.Extra { // a Memory's own call needs nothing
 			g.Count += a.Count
 			g.Need = max(g.Need, g.Count+p.floor)
 		}
@@ -214,18 +213,18 @@ func (e *Engine) groups(tickets []*Ticket) (groups [][]*Ticket, grants []table.G
 	return groups, grants, left
 }
 
-// single finds the row of a call that takes from one; false if it does not.
+// single sets the row of a call that takes from one row, and reports whether it does.
 func (e *Engine) single(p *Pending) bool {
 	call := p.Call.Head()
 	if p.Check || call.AtMost() || len(call.Demands) > 1 {
 		return false
 	}
 	a := &call.Demands[0]
-	p.row, p.floor = decide.Row{Key: a.KeyOf()}, a.Definition.Keeps(a.Floor) // reservations that wait have slots of their own, so a group is granted at once
+	p.row, p.floor = decide.Row{Key: a.KeyOf()}, a.Definition.Keeps(a.Floor) // a group is granted at once: waiting reservations have slots of their own
 	if !a.Sharded() {
 		return true
 	}
-	if a.Floor > 0 { // it is left by all shards together
+	if a.Floor > 0 { // all shards together must leave it
 		return false
 	}
 	changes, ok := e.known.Guess(call, func(int) int { return e.known.Choose(a) })

@@ -10,10 +10,10 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// read answers checks, and refuses calls that cannot be granted. It returns the others, and the
-// rows as it has read them.
+// read answers checks, and refuses calls that cannot be granted. It returns the other calls, and the
+// rows as read.
 func (e *Engine) read(ctx context.Context, tickets []*Ticket) (left []*Ticket, snapshot *decide.Snapshot, err error) {
-	tickets = e.answerHeld(slices.DeleteFunc(tickets, (*Ticket).Gone))
+	tickets = e.answerFromMemory(slices.DeleteFunc(tickets, (*Ticket).Gone))
 	if len(tickets) == 0 {
 		return nil, nil, nil
 	}
@@ -41,24 +41,24 @@ func (e *Engine) read(ctx context.Context, tickets []*Ticket) (left []*Ticket, s
 	return left, snapshot, nil
 }
 
-// refused tells the Memory of a call's row that refused it.
+// refused reports the row that refused a call to the Memory.
 func (e *Engine) refused(p *Pending, view decide.View) {
 	if e.memory != nil {
 		e.memory.Refused(p, view.States[0][0], view.At)
 	}
 }
 
-// lock decides calls with their rows locked, from the reading to the writing. It returns those with
-// rows that another transaction has locked.
+// lock locks the rows of calls, decides the calls and writes the rows. It returns the calls whose rows
+// another transaction has locked.
 func (e *Engine) lock(ctx context.Context, tickets []*Ticket, before *decide.Snapshot, await *awaited) (left []*Ticket, err error) {
-	tickets = e.answerHeld(slices.DeleteFunc(tickets, (*Ticket).Gone))
+	tickets = e.answerFromMemory(slices.DeleteFunc(tickets, (*Ticket).Gone))
 	if len(tickets) == 0 {
 		return nil, nil
 	}
 	snapshot := newSnapshot(tickets)
 	var decided []*Ticket
 	d := table.Decision{
-		Rows: snapshot.Rows, Definitions: snapshot.Definitions, Missing: e.missing(snapshot, before, await), Await: await.of(),
+		Rows: snapshot.Rows, Definitions: snapshot.Definitions, Missing: e.missing(snapshot, before, await), Await: await.rowOrNil(),
 		OnLocked: e.MarkLocked,
 		Decide: func(rows *table.Rows) ([]int, error) {
 			snapshot.States, snapshot.Found, snapshot.At = rows.States, rows.Found, rows.At
@@ -70,7 +70,7 @@ func (e *Engine) lock(ctx context.Context, tickets []*Ticket, before *decide.Sna
 	if err := e.table.Decider().Decide(ctx, e.Pool, &d, e.Clock()); err != nil {
 		if conn.TimedOut(err) && await != nil {
 			for _, t := range tickets {
-				t.Value.locked.Store(await.of())
+				t.Value.locked.Store(await.rowOrNil())
 			}
 		}
 		return tickets, e.Fault("decide", err)
@@ -127,8 +127,8 @@ func newSnapshot(tickets []*Ticket) *decide.Snapshot {
 	return decide.NewSnapshot(calls)
 }
 
-// missing returns the rows of a snapshot that were not found on the one that was read, but for the
-// awaited one and those that another transaction is known to have made.
+// missing returns the rows of a snapshot that the one read before did not find. It leaves out the
+// awaited row and rows that another transaction has locked lately: they exist by now.
 func (e *Engine) missing(snapshot, before *decide.Snapshot, await *awaited) (rows []decide.Row) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

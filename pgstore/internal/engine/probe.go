@@ -11,8 +11,8 @@ import (
 // Probe lets tests of the packages above decide calls together and look at the queues of rows.
 type Probe struct{ *Engine }
 
-// DecideAll decides calls in one go, and returns those with locked rows. The row that they wait
-// for is await; nil for none.
+// DecideAll decides calls together, and returns the calls with locked rows. await is the row that
+// they wait for; nil for none.
 func (p Probe) DecideAll(ctx context.Context, tickets []*Ticket, granting bool, await *decide.Row) (locked []*Ticket) {
 	return p.decideAll(ctx, tickets, granting, awaitedRow(await))
 }
@@ -23,26 +23,26 @@ func (p Probe) Server(await *decide.Row) func(ctx context.Context, tickets []*Ti
 	return func(ctx context.Context, tickets []*Ticket) { p.serve(ctx, q, tickets, awaitedRow(await)) }
 }
 
-// Groups returns the groups of calls that are granted together, their grants, and the calls in none.
+// Groups returns the groups of calls that are granted together, their grants, and the other calls.
 func (p Probe) Groups(tickets []*Ticket) (groups [][]*Ticket, grants []table.Grant, left []*Ticket) {
 	return p.groups(tickets)
 }
 
-// Stop has the queues that keys share decide nothing any more, and Granting has them try to grant.
+// Stop makes the queues that keys share decide nothing any more.
 func (p Probe) Stop() {
 	for i := range p.queues {
 		p.queues[i].calls = p.newQueue(func(ctx context.Context, _ []*Ticket) { <-ctx.Done() })
 	}
 }
 
-// Granting has the queues that keys share grant, as if most of their last calls had been granted.
+// Granting makes the queues that keys share try to grant, as if their last calls had been granted.
 func (p Probe) Granting() {
 	for i := range p.queues {
 		p.queues[i].refusing = false
 	}
 }
 
-// Unused has the queue of a row be unused for a time.
+// Unused backdates the last use of a row's queue.
 func (p Probe) Unused(row decide.Row, since time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

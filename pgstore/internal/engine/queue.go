@@ -12,32 +12,32 @@ import (
 // queue is a queue of calls that are decided together.
 type queue struct {
 	calls    *batch.Queue[*Pending]
-	refusing bool // most of the last calls were refused, so that granting is not worth an attempt
+	refusing bool // most of the last calls were refused, so granting is not attempted
 
 	// Of the queue of a row:
 	used   time.Time // when a call last needed it
-	atOnce bool      // the row was to be had when it was waited for last
-	extra  bool      // and a Memory added to the grant then
+	atOnce bool      // the last wait for the row got it,
+	extra  bool      // by a grant with tokens for the Memory
 }
 
 const (
 	// Contended is for how long a row that was found locked keeps a queue of its own.
 	Contended = time.Second
 
-	contendedExtra = 10 * time.Second // the same of a row with extra grants
+	contendedExtra = 10 * time.Second // Contended for a row with extra grants
 )
 
 // manyRows is the number of rows with queues above which idle ones are first deleted.
 const manyRows = 64
 
-// awaited is a row that calls wait for in PostgreSQL, by a connection that may.
+// awaited is a row that calls wait for in PostgreSQL. The seat lets their connection wait.
 type awaited struct {
 	row  decide.Row
 	seat *conn.Seat // nil on a distributed table, on which every statement waits
 }
 
-// of returns the row; nil for none.
-func (a *awaited) of() *decide.Row {
+// rowOrNil returns the row; nil for none.
+func (a *awaited) rowOrNil() *decide.Row {
 	if a == nil {
 		return nil
 	}
@@ -51,15 +51,15 @@ func (e *Engine) MarkLocked(row decide.Row) {
 	e.mark(row)
 }
 
-// Shared notes that a transaction of the runner waited for a row, and that other processes have it
-// for a moment only.
+// Shared notes that a transaction of the runner waited for a row, and that other processes keep it
+// locked for a moment only.
 func (e *Engine) Shared(row decide.Row) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.mark(row).atOnce = true
 }
 
-// mark notes that a row needs a queue. It needs mu.
+// mark returns the queue of a row, and notes that it is needed now. It needs mu.
 func (e *Engine) mark(row decide.Row) *queue {
 	q, ok := e.rows[row]
 	if !ok {
@@ -78,7 +78,7 @@ func (e *Engine) mark(row decide.Row) *queue {
 	return q
 }
 
-// LockedRows returns how many rows have a queue of their own that is needed.
+// LockedRows returns the number of rows whose own queue is needed.
 func (e *Engine) LockedRows() (n int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -90,9 +90,8 @@ func (e *Engine) LockedRows() (n int) {
 	return n
 }
 
-// idle reports whether a row's queue is not needed any more. Extra grants ask a row now and then
-// only, and each time that one finds it locked it has asked in vain, by a statement that it would
-// not need in the queue.
+// idle reports whether a row's queue is not needed any more. With extra grants it is needed for longer:
+// they are rare, and one that finds the row locked has sent a statement in vain.
 func (q *queue) idle() bool {
 	needed := Contended
 	if q.extra {
@@ -101,7 +100,7 @@ func (q *queue) idle() bool {
 	return time.Since(q.used) > needed && (q.calls == nil || q.calls.Idle())
 }
 
-// lockedRow returns a row of a call that is waited for. It needs mu.
+// lockedRow returns the first row of a call with a queue of its own. It needs mu.
 func (e *Engine) lockedRow(p *Pending) (row decide.Row, ok bool) {
 	if p.Check || len(e.rows) == 0 {
 		return row, false
@@ -112,7 +111,7 @@ func (e *Engine) lockedRow(p *Pending) (row decide.Row, ok bool) {
 		row = decide.Row{Key: a.KeyOf()}
 		q, ok := e.rows[row]
 		switch {
-		case !ok || a.Sharded(): // of which another may do
+		case !ok || a.Sharded(): // another shard may do
 		case q.idle():
 			delete(e.rows, row)
 		default:
@@ -122,8 +121,8 @@ func (e *Engine) lockedRow(p *Pending) (row decide.Row, ok bool) {
 	return row, false
 }
 
-// await moves calls to the queues of the rows that they wait for.
-func (e *Engine) await(tickets []*Ticket) {
+// requeue moves calls to the queues of the rows that they wait for.
+func (e *Engine) requeue(tickets []*Ticket) {
 	if len(tickets) == 0 {
 		return
 	}
@@ -132,12 +131,12 @@ func (e *Engine) await(tickets []*Ticket) {
 	for _, t := range tickets {
 		row := *t.Value.locked.Load()
 		e.mark(row)
-		e.enter(row, t.Value).Join(t)
+		e.queueForLocked(row, t.Value).Join(t)
 	}
 }
 
-// enter returns the queue of a row, for a call that waits for it. It needs mu.
-func (e *Engine) enter(row decide.Row, p *Pending) *batch.Queue[*Pending] {
+// queueForLocked returns the queue of a locked row, and notes that a call waits for it. It needs mu.
+func (e *Engine) queueForLocked(row decide.Row, p *Pending) *batch.Queue[*Pending] {
 	p.locked.Store(&row)
 	if e.memory != nil && !p.Extra {
 		e.memory.Waits(p)
@@ -145,7 +144,7 @@ func (e *Engine) enter(row decide.Row, p *Pending) *batch.Queue[*Pending] {
 	return e.queueOf(row)
 }
 
-// queueOf returns the queue of a row. It needs mu.
+// queueOf returns the queue of a row, and makes it if it is missing. It needs mu.
 func (e *Engine) queueOf(row decide.Row) *batch.Queue[*Pending] {
 	q, passes := e.rows[row], e.table.PassesOver()
 	if q == nil || !passes {
@@ -161,13 +160,13 @@ func (e *Engine) queueOf(row decide.Row) *batch.Queue[*Pending] {
 	return q.calls
 }
 
-// serveLocked decides the calls that wait for a row, as soon as it is free. While no connection may
-// wait for it, it looks now and then.
+// serveLocked decides the calls that wait for a row as soon as it is unlocked. If no connection may
+// wait in PostgreSQL, it tries now and then.
 func (e *Engine) serveLocked(ctx context.Context, row decide.Row, tickets []*Ticket) {
 	tickets = e.observeAll(tickets)
 	for w := e.LockWait(0); len(tickets) > 0; {
 		var left []*Ticket
-		if tickets = e.answerHeld(tickets); len(tickets) == 0 {
+		if tickets = e.answerFromMemory(tickets); len(tickets) == 0 {
 			return
 		}
 		_ = w.Attempt(ctx, func(s *conn.Seat) error { // if ctx is over no caller is left
@@ -189,6 +188,6 @@ func (e *Engine) serveLocked(ctx context.Context, row decide.Row, tickets []*Tic
 				others = append(others, t)
 			}
 		}
-		e.await(others)
+		e.requeue(others)
 	}
 }

@@ -2,7 +2,6 @@ package escrow
 
 import (
 	"hash/maphash"
-	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,25 +11,24 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// A cache remembers no more keys than sets · ways. Those with the same hash share a set.
+// A cache remembers at most sets · ways keys. Keys with the same hash share a set.
 const (
 	sets = 2048
 	ways = 8
 )
 
-// Cache is a process's knowledge of keys, for a moment: the tokens that it holds of one, or
-// that there are too few. It is safe for concurrent use. A call that is answered from one lease
-// takes no lock. A nil Cache knows nothing.
+// Cache is what a process knows of keys. It is safe for concurrent use. A call that is answered
+// from one lease takes no lock.
 type Cache struct {
 	config Config
 	seed   maphash.Seed
 	sets   []set
 
-	mu sync.Mutex // to remember another key
+	mu sync.Mutex // to add an entry
 }
 
-// set is some entries. Each has another part of its key's hash beside it, so that those of
-// other keys need not be looked at, which are seldom in a processor's cache.
+// set is a few entries. A part of the hash of each one's key stands beside them, so that entries of
+// other keys, which are seldom in a processor's cache, need not be looked at.
 type set struct {
 	tags    [ways]atomic.Uint32
 	entries [ways]atomic.Pointer[Entry]
@@ -41,64 +39,59 @@ func New(c Config) *Cache {
 	return &Cache{config: c, seed: maphash.MakeSeed(), sets: make([]set, sets)}
 }
 
-// Now returns the instant from which the lease of a statement must count that is not sent
-// yet.
-func (m *Cache) Now() time.Time {
-	if m == nil {
-		return time.Time{}
-	}
-	return m.config.now()
-}
+// Now returns the instant from which the lease of a statement counts that is about to be sent.
+func (m *Cache) Now() time.Time { return m.config.now() }
 
 func (m *Cache) set(name, key string) (s *set, tag uint32) {
 	hash := maphash.String(m.seed, key) ^ maphash.String(m.seed, name)*3
 	return &m.sets[hash%sets], uint32(hash >> 32)
 }
 
-// entry returns the entry of a key; nil if none is remembered.
-func (m *Cache) entry(name, key string) *Entry {
-	if m == nil {
-		return nil
-	}
+// lookup returns the entry of a key; nil if it is not remembered.
+func (m *Cache) lookup(name, key string) *Entry {
 	s, tag := m.set(name, key)
 	for i := range s.tags {
 		if s.tags[i].Load() != tag {
 			continue
 		}
-		if e := s.entries[i].Load(); e != nil && e.ask.Key == key && e.ask.Definition.Name == name {
+		if e := s.entries[i].Load(); e != nil && e.template.Key == key && e.template.Definition.Name == name {
 			return e
 		}
 	}
 	return nil
 }
 
-// Seen returns the entry of a request's key, if the request is for a limit that was found
-// sound before; else nil.
-func (m *Cache) Seen(r *ratelimit.Request) *Entry {
-	e := m.entry(ratelimit.NameOf(r.Limit), r.Key)
+// Find returns the entry of a request's key, if the request has the entry's limit, which was
+// checked before; else nil.
+func (m *Cache) Find(r *ratelimit.Request) *Entry {
+	e := m.lookup(ratelimit.NameOf(r.Limit), r.Key)
 	if e == nil || e.limit == nil || e.limit != r.Limit {
 		return nil
 	}
 	return e
 }
 
-// Of returns the entry of an ask's key, which begins to be remembered; nil if it is not.
-func (m *Cache) Of(a *decide.Demand) *Entry {
-	if m == nil || a.Sharded() {
+// FindOrAdd returns the entry of a demand's key, and adds it if it is missing. It returns nil if the
+// limit has shards, or no entry can make room.
+func (m *Cache) FindOrAdd(a *decide.Demand) *Entry {
+	if a.Sharded() {
 		return nil
 	}
-	if e := m.entry(a.Definition.Name, a.Key); e != nil && e.ask.Definition == a.Definition {
+	if e := m.lookup(a.Definition.Name, a.Key); e != nil && e.template.Definition == a.Definition {
 		return e
 	}
-	return m.remember(a)
+	e, replaced := m.add(a)
+	m.config.giveBack(replaced.evict())
+	return e
 }
 
-func (m *Cache) remember(a *decide.Demand) *Entry {
+// add adds an entry, in place of one of another definition of the limit or of an idle one.
+func (m *Cache) add(a *decide.Demand) (e, replaced *Entry) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	before := m.entry(a.Definition.Name, a.Key)
-	if before != nil && before.ask.Definition == a.Definition {
-		return before
+	before := m.lookup(a.Definition.Name, a.Key)
+	if before != nil && before.template.Definition == a.Definition {
+		return before, nil
 	}
 	s, tag := m.set(a.Definition.Name, a.Key)
 	now := m.config.moment()
@@ -107,75 +100,53 @@ func (m *Cache) remember(a *decide.Demand) *Entry {
 		if there != before && (before != nil || !there.idle(now)) {
 			continue
 		}
-		e := m.newEntry(a)
+		e := newEntry(&m.config, a)
 		s.entries[i].Store(e)
 		s.tags[i].Store(tag)
-		if before != nil {
-			before.discard()
-		}
-		return e
+		return e, before
 	}
-	return nil
+	return nil, nil
 }
 
-func (m *Cache) newEntry(a *decide.Demand) *Entry {
-	e := &Entry{config: &m.config, ask: *a, least: leastOf(&a.Definition), lowered: Lowered(&a.Definition, m.config.Lasts)}
-	e.demand.begun = m.config.moment().mono
-	e.ask.Count, e.ask.Request.AboveShare, e.ask.Floor = 0, 0, 0
-	e.paid = e.ask.Paid()
-	if reflect.TypeOf(a.Limit).Kind() != reflect.Pointer {
-		e.limit = a.Limit
-	}
-	return e
-}
+// Evict takes out the tokens held of a key, which the caller returns, and forgets its refusal.
+func (m *Cache) Evict(key decide.Key) []Return { return m.lookup(key.Name, key.Key).evict() }
 
-// Evict takes out the tokens held of a key, which are to be returned, and forgets its state.
-func (m *Cache) Evict(key decide.Key) []Return {
-	e := m.entry(key.Name, key.Key)
-	if e == nil {
-		return nil
-	}
-	return e.evict()
-}
-
-// EvictAll is Evict for all keys. Tokens that timers had taken out before have been returned by
-// then, as far as GiveBack had returned.
+// EvictAll evicts all keys. Before it returns, Config.GiveBack has returned for the tokens that
+// timers took out earlier.
 func (m *Cache) EvictAll() (returns []Return) {
 	m.each(func(e *Entry) {
-		e.ringing.Lock()
-		defer e.ringing.Unlock()
+		e.firing.Lock()
+		defer e.firing.Unlock()
 		returns = append(returns, e.evict()...)
 	})
 	return returns
 }
 
-// Spent takes out the tokens that the row of a key is to be told of, which were spent.
-func (m *Cache) Spent(key decide.Key) (spent bucket.Spent) {
-	e := m.entry(key.Name, key.Key)
+// TakeSpent takes out the spent tokens of a key that a statement is about to report to its row.
+func (m *Cache) TakeSpent(key decide.Key) (report bucket.Spent) {
+	e := m.lookup(key.Name, key.Key)
 	if e == nil {
-		return spent
+		return report
 	}
-	now := m.config.moment()
-	e.mu.Lock()
+	now := e.lock()
 	defer e.mu.Unlock()
-	e.live(now)
-	return e.untold(now)
+	e.sweep(now)
+	return e.spent.take(now)
 }
 
-// Unsaid notes that the row of a key did not learn of the tokens that [Cache.Spent] took out.
-func (m *Cache) Unsaid(key decide.Key, spent bucket.Spent) { m.entry(key.Name, key.Key).unsaid(spent) }
+// RestoreSpent notes that the tokens which [Cache.TakeSpent] took out were not reported.
+func (m *Cache) RestoreSpent(key decide.Key, report bucket.Spent) {
+	m.lookup(key.Name, key.Key).restoreSpent(report)
+}
 
-// Past returns an instant that is past when a return is sent now. It is on the database's
-// clock, but does not go back with that.
-func (m *Cache) Past(r *Return) time.Time { return r.lease.databaseAt(m.config.moment()) }
+// DatabaseTime returns now on the database's clock, or an instant shortly before. Setting that clock
+// back does not change it.
+func (m *Cache) DatabaseTime(r *Return) time.Time { return r.lease.databaseAt(m.config.moment()) }
 
-// Changed forgets the state of a key that a statement has changed.
-func (m *Cache) Changed(key decide.Key) { m.entry(key.Name, key.Key).Changed() }
+// RowChanged forgets the refusal of a key whose row a statement has changed.
+func (m *Cache) RowChanged(key decide.Key) { m.lookup(key.Name, key.Key).RowChanged() }
 
 func (m *Cache) each(do func(*Entry)) {
-	if m == nil {
-		return
-	}
 	for i := range m.sets {
 		for j := range m.sets[i].entries {
 			if e := m.sets[i].entries[j].Load(); e != nil {
@@ -185,27 +156,23 @@ func (m *Cache) each(do func(*Entry)) {
 	}
 }
 
-// Held is the tokens that are held of the keys of a limit.
+// Held counts what is held of a limit.
 type Held struct {
 	Keys   int
 	Tokens float64
 }
 
-// Held returns the tokens that are held, by limits' names.
+// Held returns what is held, by the limits' names.
 func (m *Cache) Held() map[string]Held {
 	all := make(map[string]Held)
+	now := m.config.moment()
 	m.each(func(e *Entry) {
-		if left := e.held(); left > 0 {
-			h := all[e.ask.Definition.Name]
-			all[e.ask.Definition.Name] = Held{h.Keys + 1, h.Tokens + left}
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if left := e.sweep(now); left > 0 {
+			h := all[e.template.Definition.Name]
+			all[e.template.Definition.Name] = Held{h.Keys + 1, h.Tokens + left}
 		}
 	})
 	return all
-}
-
-func (e *Entry) held() float64 {
-	now := e.config.moment()
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.live(now)
 }

@@ -79,7 +79,7 @@ func (m *memory) of(limit ratelimit.Limit) *escrow.Entry {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	h := m.Of(&call.Demands[0])
+	h := m.FindOrAdd(&call.Demands[0])
 	if h == nil {
 		m.t.Fatal("nothing can be taken ahead")
 	}
@@ -87,11 +87,11 @@ func (m *memory) of(limit ratelimit.Limit) *escrow.Entry {
 }
 
 // order is one for a key that others take from, too.
-func (m *memory) order(e *escrow.Entry) escrow.Order {
+func (m *memory) order(e *escrow.Entry) escrow.Prefetch {
 	m.t.Helper()
-	e.Note(100, 1)
+	e.CountDemand(100, 1)
 	e.Contended()
-	o := e.Order(0, 0)
+	o := e.Plan(0, 0)
 	if o.Count == 0 {
 		m.t.Fatal("nothing is ordered")
 	}
@@ -106,14 +106,14 @@ func (m *memory) lease(n float64) escrow.Lease {
 // bring brings n tokens from a row.
 func (m *memory) bring(e *escrow.Entry, n float64) {
 	o := m.order(e)
-	o.Arrived(m.lease(n))
+	o.Receive(m.lease(n))
 }
 
 func (m *memory) want(limit ratelimit.Limit, n float64, want bool) escrow.Tokens {
 	m.t.Helper()
 	r := limit.ForN("k", n)
 	var tokens escrow.Tokens
-	if ok := m.Seen(&r).Take(n, false, &tokens); ok != want {
+	if ok := m.Find(&r).Take(n, false, &tokens); ok != want {
 		m.t.Fatalf("%v of %s: got %v, want %v", n, ratelimit.NameOf(limit), ok, want)
 	}
 	return tokens
@@ -143,7 +143,7 @@ func TestTakeKnowsOneDefinition(t *testing.T) {
 	other := plain
 	other.Rate = -1
 	m.want(other, 1, false)
-	if m.Seen(&ratelimit.Request{Limit: &plain, Key: "k", Count: 1}) != nil {
+	if m.Find(&ratelimit.Request{Limit: &plain, Key: "k", Count: 1}) != nil {
 		t.Error("a limit behind a pointer is known")
 	}
 	m.want(plain, 1, true)
@@ -158,7 +158,7 @@ func (m *memory) wantOut(limit ratelimit.Limit, n float64) escrow.Tokens {
 	m.t.Helper()
 	r := limit.ForN("k", n)
 	var tokens escrow.Tokens
-	if !m.Seen(&r).Take(n, true, &tokens) {
+	if !m.Find(&r).Take(n, true, &tokens) {
 		m.t.Fatalf("%v of %s are not held", n, ratelimit.NameOf(limit))
 	}
 	return tokens
@@ -211,7 +211,7 @@ func TestWindowEndsWithIt(t *testing.T) {
 	h := m.of(window)
 	o, lease := m.order(h), m.lease(10)
 	lease.After.TS = m.now().Add(-time.Second * 9 / 10)
-	o.Arrived(lease)
+	o.Receive(lease)
 	m.pass(time.Second/10 - time.Microsecond)
 	m.want(window, 1, true)
 	m.pass(time.Microsecond)
@@ -225,7 +225,7 @@ func TestTakenFromOneWindow(t *testing.T) {
 	h := m.of(window)
 	for _, window := range []time.Duration{0, 500 * time.Millisecond} { // the database's clock was set
 		o, at := m.order(h), noon.Add(window)
-		o.Arrived(escrow.Lease{Count: 3, After: bucket.State{Value: 500, TS: at}, At: at, End: at.Add(time.Second), Sent: m.now()})
+		o.Receive(escrow.Lease{Count: 3, After: bucket.State{Value: 500, TS: at}, At: at, End: at.Add(time.Second), Sent: m.now()})
 	}
 	m.want(window, 4, false)
 	m.want(window, 2, true)
@@ -256,7 +256,7 @@ func TestEvict(t *testing.T) {
 	tokens.PutBack()
 	m.wantReturned(7, 0, 7)
 	m.want(plain, 1, false)
-	before.Arrived(m.lease(10))
+	before.Receive(m.lease(10))
 	m.want(plain, 1, false)
 	if returns := m.Evict(decide.Key{Name: "bucket", Key: "k"}); len(returns)+m.returned() != 1 { // or the timer was faster
 		t.Errorf("got %+v, want what had been prefetched before", returns)
@@ -277,14 +277,14 @@ func TestArrivedLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, late := range []time.Duration{2 * time.Second, 0} {
-		e := m.Of(&call.Demands[0])
-		e.Note(100, 1)
+		e := m.FindOrAdd(&call.Demands[0])
+		e.CountDemand(100, 1)
 		e.Contended()
-		o := e.Order(0, 1)
+		o := e.Plan(0, 1)
 		now := time.Now()
-		o.Arrived(escrow.Lease{Count: 10, After: bucket.State{TS: now}, At: now, End: now.Add(time.Second), Sent: now.Add(-late)})
+		o.Receive(escrow.Lease{Count: 10, After: bucket.State{TS: now}, At: now, End: now.Add(time.Second), Sent: now.Add(-late)})
 		r := plain.ForN("k", 10)
-		if ok, want := m.Seen(&r).Take(10, false, new(escrow.Tokens)), late == 0; ok != want {
+		if ok, want := m.Find(&r).Take(10, false, new(escrow.Tokens)), late == 0; ok != want {
 			t.Errorf("%v late: got %v, want %v", late, ok, want)
 		}
 	}
@@ -299,25 +299,25 @@ func TestArrivedLate(t *testing.T) {
 func TestOrder(t *testing.T) {
 	m := newMemory(t)
 	h := m.of(plain)
-	if o := h.Order(0, 1); o.Count != 0 {
+	if o := h.Plan(0, 1); o.Count != 0 {
 		t.Errorf("got %+v, want nothing", o)
 	}
 	for range 100 {
 		m.pass(10 * time.Millisecond)
-		h.Note(2, 1)
+		h.CountDemand(2, 1)
 	}
-	if o := h.Order(0, 1); o.Count < 170 || o.Count > 190 || o.Capacity != 900 {
+	if o := h.Plan(0, 1); o.Count < 170 || o.Count > 190 || o.Capacity != 900 {
 		t.Errorf("got %v of %v, want about 180 of 900, since 200 were handed out in a second", o.Count, o.Capacity)
 	}
-	h.Note(1e6, 1)
-	if o := h.Order(0, 1); o.Count > 900 {
+	h.CountDemand(1e6, 1)
+	if o := h.Plan(0, 1); o.Count > 900 {
 		t.Errorf("got %v, want 900 at most", o.Count)
 	}
-	if o := h.Order(0, 901); o.Count != 0 {
+	if o := h.Plan(0, 901); o.Count != 0 {
 		t.Errorf("got %+v beside more than the lowered capacity", o)
 	}
 	m.pass(time.Minute)
-	if o := h.Order(0, 1); o.Count != 0 {
+	if o := h.Plan(0, 1); o.Count != 0 {
 		t.Errorf("got %v, want nothing after a minute", o.Count)
 	}
 	tight := plain
@@ -326,7 +326,7 @@ func TestOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if h := m.Of(&call.Demands[0]); h.Prefetches() {
+	if h := m.FindOrAdd(&call.Demands[0]); h.CanPrefetch() {
 		t.Error("a limit that is refilled in a second can be taken ahead from for one")
 	}
 }
@@ -336,13 +336,13 @@ func TestOrder(t *testing.T) {
 func TestOrderOfFewCalls(t *testing.T) {
 	m := newMemory(t)
 	e := m.of(plain)
-	order := func() float64 { o := e.Order(0, 1); return o.Count }
-	e.Note(100, 31)
-	if n := order(); n != 0 || e.Worth() {
+	order := func() float64 { o := e.Plan(0, 1); return o.Count }
+	e.CountDemand(100, 31)
+	if n := order(); n != 0 || e.WorthPrefetching() {
 		t.Errorf("got %v after 31 calls, want nothing", n)
 	}
-	e.Note(1, 1)
-	if n := order(); n < 90 || !e.Worth() {
+	e.CountDemand(1, 1)
+	if n := order(); n < 90 || !e.WorthPrefetching() {
 		t.Errorf("got %v after 32 calls, want most of what they took", n)
 	}
 	m.pass(1999 * time.Millisecond)
@@ -353,7 +353,7 @@ func TestOrderOfFewCalls(t *testing.T) {
 	if n := order(); n != 0 {
 		t.Errorf("got %v after two seconds more, want nothing", n)
 	}
-	e.Note(10, 1)
+	e.CountDemand(10, 1)
 	e.Contended()
 	if n := order(); n < 9 {
 		t.Errorf("got %v after a call that met others, want most of what it took", n)
@@ -364,8 +364,8 @@ func TestOrderOfFewCalls(t *testing.T) {
 func TestOrderOfWholeTokens(t *testing.T) {
 	m := newMemory(t)
 	e := m.of(plain)
-	e.Note(101, 100)
-	if o := e.Order(0, 1); o.Count != 727 {
+	e.CountDemand(101, 100)
+	if o := e.Plan(0, 1); o.Count != 727 {
 		t.Errorf("got %v, want the whole ones of 727.2", o.Count)
 	}
 }
@@ -375,12 +375,12 @@ func TestOrderAfterAWait(t *testing.T) {
 	for wait, want := range map[time.Duration]bool{0: true, 1500 * time.Millisecond: true, 5 * time.Second: false} {
 		m := newMemory(t)
 		e := m.of(plain)
-		e.Note(100, 100)
+		e.CountDemand(100, 100)
 		m.pass(500 * time.Millisecond)
-		before := e.Order(0, 1)
+		before := e.Plan(0, 1)
 		m.pass(wait)
-		e.Note(1, 1)
-		if after := e.Order(0, 1); (after.Count >= before.Count) != want {
+		e.CountDemand(1, 1)
+		if after := e.Plan(0, 1); (after.Count >= before.Count) != want {
 			t.Errorf("after %v: got %v, want as much as before, %v: %v", wait, after.Count, before.Count, want)
 		}
 	}
@@ -391,15 +391,15 @@ func TestOrderAfterTokensRanOut(t *testing.T) {
 	after := func(wait time.Duration) float64 {
 		m := newMemory(t)
 		e := m.of(plain)
-		e.Note(100, 100)
+		e.CountDemand(100, 100)
 		m.pass(200 * time.Millisecond)
 		m.bring(e, 10)
 		o := m.order(e)
 		m.want(plain, 10, true)
 		m.want(plain, 1, false)
 		m.pass(wait)
-		e.Note(0, 0) // it goes on
-		o.Arrived(m.lease(1))
+		e.CountDemand(0, 0) // it goes on
+		o.Receive(m.lease(1))
 		m.want(plain, 1, true)
 		return m.order(e).Count
 	}
@@ -423,15 +423,15 @@ func TestOrderMeanwhile(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m, prefetched := newCounting(t)
 			e := m.of(plain)
-			e.Note(100, 100)
+			e.CountDemand(100, 100)
 			m.pass(500 * time.Millisecond)
-			o := e.Order(0, 1)
+			o := e.Plan(0, 1)
 			m.pass(test.wait)
 			lease := m.lease(100)
 			m.pass(400*time.Millisecond - test.wait)
-			e.Note(0, 0)
-			o.Arrived(lease)
-			if more := e.Order(0, 1); more.Count < 119 || more.Count > 121 { // of 200 a second, 0.2 s take 40 of those 100
+			e.CountDemand(0, 0)
+			o.Receive(lease)
+			if more := e.Plan(0, 1); more.Count < 119 || more.Count > 121 { // of 200 a second, 0.2 s take 40 of those 100
 				t.Errorf("got %v, want about 120", more.Count)
 			}
 			m.want(plain, 100-test.enough, true)
@@ -450,11 +450,11 @@ func TestOrderMeanwhile(t *testing.T) {
 func TestOrderOfMuchIsFollowedLate(t *testing.T) {
 	m, prefetched := newCounting(t)
 	e := m.of(plain)
-	e.Note(100, 100)
+	e.CountDemand(100, 100)
 	m.pass(500 * time.Millisecond)
-	o := e.Order(0, 1)
-	e.Note(0, 0)
-	o.Arrived(m.lease(360)) // of 200 a second
+	o := e.Plan(0, 1)
+	e.CountDemand(0, 0)
+	o.Receive(m.lease(360)) // of 200 a second
 	m.want(plain, 300, true)
 	if *prefetched != 0 {
 		t.Error("more is prefetched when 60 are left, for 0.3 s")
@@ -480,15 +480,15 @@ func TestOrderBeforeTheEnd(t *testing.T) {
 	} {
 		m := newMemory(t)
 		e := m.of(plain)
-		e.Note(200, 100)
+		e.CountDemand(200, 100)
 		m.pass(time.Second)
-		o, lease := e.Order(0, 1), m.lease(200)
-		e.Note(0, 0)
+		o, lease := e.Plan(0, 1), m.lease(200)
+		e.CountDemand(0, 0)
 		lease.After.Value = test.row
-		o.Arrived(lease)
+		o.Receive(lease)
 		m.pass(test.age)
-		e.Note(200*test.age.Seconds(), 1)
-		if o := e.Order(0, 1); math.Abs(o.Count-test.want) > 1 {
+		e.CountDemand(200*test.age.Seconds(), 1)
+		if o := e.Plan(0, 1); math.Abs(o.Count-test.want) > 1 {
 			t.Errorf("%+v: got %v", test, o.Count)
 		}
 	}
@@ -498,15 +498,15 @@ func TestOrderBeforeTheEnd(t *testing.T) {
 func TestOrderOfLittle(t *testing.T) {
 	m := newMemory(t)
 	e := m.of(plain)
-	e.Note(100, 100)
+	e.CountDemand(100, 100)
 	o, lease := m.order(e), m.lease(1)
 	lease.After.Value = 1
-	o.Arrived(lease)
-	if o := e.Order(0, 1); o.Count != 0 {
+	o.Receive(lease)
+	if o := e.Plan(0, 1); o.Count != 0 {
 		t.Errorf("got %v, want nothing", o.Count)
 	}
 	m.pass(50 * time.Millisecond)
-	if o := e.Order(0, 1); o.Count == 0 {
+	if o := e.Plan(0, 1); o.Count == 0 {
 		t.Error("got nothing when 5 have come in")
 	}
 }
@@ -589,7 +589,7 @@ func TestSlotIsReturnedAfterItsEnd(t *testing.T) {
 	sliding := ratelimit.SlidingWindow{Name: "sliding", Rate: 1000, Period: 2 * time.Second, Slots: 10}
 	e, d := m.of(sliding), bucket.Definition(sliding.Definition())
 	o, fresh := m.order(e), d.Fresh("k", m.now())
-	o.Arrived(escrow.Lease{Count: 10, After: fresh, At: m.now(), End: fresh.TS.Add(200 * time.Millisecond), Sent: m.now()})
+	o.Receive(escrow.Lease{Count: 10, After: fresh, At: m.now(), End: fresh.TS.Add(200 * time.Millisecond), Sent: m.now()})
 	m.want(sliding, 1, true)
 	undone := m.wantOut(sliding, 3)
 	m.pass(200*time.Millisecond + time.Microsecond)
@@ -631,8 +631,8 @@ func TestRefusal(t *testing.T) {
 		"enough has come":     {do: func(m *memory, _ *escrow.Entry) { m.pass(10 * time.Millisecond) }, n: 1},
 		"over":                {do: func(m *memory, _ *escrow.Entry) { m.pass(time.Second) }, n: 1000},
 		"the clock went back": {do: func(m *memory, _ *escrow.Entry) { m.pass(-1) }, n: 1},
-		"taken since":         {do: func(_ *memory, h *escrow.Entry) { h.Changed() }, n: 1},
-		"edited since":        {do: func(m *memory, h *escrow.Entry) { m.Evict(h.Ask().KeyOf()) }, n: 1},
+		"taken since":         {do: func(_ *memory, h *escrow.Entry) { h.RowChanged() }, n: 1},
+		"edited since":        {do: func(m *memory, h *escrow.Entry) { m.Evict(h.Template().KeyOf()) }, n: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMemory(t)
@@ -658,7 +658,7 @@ func TestRefusalBeforeAChange(t *testing.T) {
 	m := newMemory(t)
 	h := m.of(plain)
 	asked := h.Changes()
-	h.Changed()
+	h.RowChanged()
 	h.Refused(bucket.State{TS: noon}, m.now(), m.now(), asked)
 	if _, ok := h.Refuse(1); ok {
 		t.Error("refused by what was there before")
@@ -684,12 +684,12 @@ func TestMemoryIsBounded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return m.Of(&call.Demands[0])
+		return m.FindOrAdd(&call.Demands[0])
 	}
 	fill := func(from int) (n int) {
 		for i := range keys {
 			if h := ask(from + i); h != nil {
-				h.Note(1, 1)
+				h.CountDemand(1, 1)
 				n++
 			}
 		}
@@ -731,7 +731,7 @@ func TestTokensAreHandedOutOnce(t *testing.T) {
 				default:
 				}
 				var tokens escrow.Tokens
-				ok := m.Seen(&request).Take(float64(1+i%3), true, &tokens)
+				ok := m.Find(&request).Take(float64(1+i%3), true, &tokens)
 				switch {
 				case ok && n%5 == 0:
 					tokens.PutBack()

@@ -3,95 +3,97 @@ package escrow
 import "time"
 
 const (
-	// enoughFor is of how many calls of a key lately, in up to twice the time that tokens last,
-	// before anything is taken ahead, if they met nobody at the row. It costs a statement or two
-	// for the key in that time, and one more to give back. Calls that it saves would have shared
-	// theirs with calls for other keys, and cost little each.
+	// enoughFor is the number of recent calls for a key from which prefetching pays, if they met
+	// no other process at the row. Prefetching costs a statement or two for the key in the time of
+	// a lease, and one more to give back. Calls without it share their statements with calls for
+	// other keys, and cost little each.
 	enoughFor = 32
-	growth    = 8 // the most that is prefetched, as a multiple of the tokens handed out lately
 
-	// metFor is for how long others count that were met at the row, at least: a call that meets
-	// them there costs more than a statement that prefetches, and makes others wait for longer.
-	metFor = time.Second
+	growth = 8 // bounds what is prefetched, as a multiple of the tokens handed out lately
+
+	// contendedFor is the least time for which a key counts as contended after a call met others
+	// at its row. Such a call costs more than a statement that prefetches, and others wait longer.
+	contendedFor = time.Second
+
+	// longestBlock bounds the wait for a row that is left out of the demand's time.
+	longestBlock = 2 * time.Second
 )
 
-// demand is the number of tokens handed out lately: in this stretch of time, and in the one
-// before it, which are as long as a lease lasts.
+// demand counts the tokens handed out lately: in the current stretch of time and in the one before
+// it. Both are as long as a lease. A wait for the row is left out, since the demand during it is
+// unknown rather than zero.
 type demand struct {
-	begun  time.Duration // on the monotonic clock
-	count  float64
-	calls  int
-	before float64
-	called int
-	met    time.Duration // others, at the row: until then they count; 0 if none were met
-	waits  bool          // all of them, for the row,
-	still  time.Duration // since then
+	begun       time.Duration // of the current stretch, on the monotonic clock
+	count       float64       // tokens
+	calls       int
+	countBefore float64 // of the stretch before
+	callsBefore int
+
+	contendedUntil time.Duration // 0 if no call has met others at the row
+	blocked        bool          // all calls wait for the row
+	blockedAt      time.Duration
 }
 
-// longestStill is how long a wait for the row is left out at most.
-const longestStill = 2 * time.Second
-
-func (d *demand) over(now moment, lasts time.Duration) bool {
-	return now.mono-d.begun >= 2*lasts
-}
-
-// at returns the instant up to which there was something to hand out.
+// at returns now, or the instant at which calls began to wait for the row.
 func (d *demand) at(now moment) time.Duration {
-	if d.waits && now.mono-d.still <= longestStill {
-		return min(d.still, now.mono)
+	if d.blocked && now.mono-d.blockedAt <= longestBlock {
+		return min(d.blockedAt, now.mono)
 	}
 	return now.mono
 }
 
+// roll begins the next stretch if the current one is over.
 func (d *demand) roll(now moment, lasts time.Duration) {
 	at := d.at(now)
 	past := at - d.begun
-	switch {
-	case past < 0 || past >= 2*lasts:
-		*d = demand{begun: at, met: d.met, waits: d.waits, still: d.still}
-	case past >= lasts:
-		*d = demand{
-			begun: at, before: d.count * float64(lasts) / float64(past), called: d.calls,
-			met: d.met, waits: d.waits, still: d.still,
-		}
+	if past >= 0 && past < lasts {
+		return
 	}
+	d.countBefore, d.callsBefore = 0, 0
+	if past >= lasts && past < 2*lasts {
+		d.countBefore, d.callsBefore = d.count*float64(lasts)/float64(past), d.calls
+	}
+	d.begun, d.count, d.calls = at, 0, 0
 }
 
+// add adds n tokens handed out to calls.
 func (d *demand) add(n float64, calls int, now moment, lasts time.Duration) {
 	d.roll(now, lasts)
 	d.count = max(0, d.count+n)
 	d.calls += calls
 }
 
-// meet notes that a call met others at the row.
-func (d *demand) meet(now moment, lasts time.Duration) {
-	d.met = now.mono + max(metFor, 2*lasts)
+// contend notes that a call met others at the row.
+func (d *demand) contend(now moment, lasts time.Duration) {
+	d.contendedUntil = now.mono + max(contendedFor, 2*lasts)
 }
 
-// contended reports whether a call met others lately.
-func (d *demand) contended(now moment) bool { return d.met != 0 && now.mono < d.met }
+// contended reports whether a call met others at the row lately.
+func (d *demand) contended(now moment) bool {
+	return d.contendedUntil != 0 && now.mono < d.contendedUntil
+}
 
-// enough reports whether it is worth to take ahead: others were met, or there were so many calls
-// lately. Time that passes makes them fewer.
+// enough reports whether prefetching pays: the key is contended, or had many calls lately. The
+// counts must have been rolled to now.
 func (d *demand) enough(now moment) bool {
-	return d.contended(now) || d.calls+d.called >= enoughFor
+	return d.contended(now) || d.calls+d.callsBefore >= enoughFor
 }
 
-// stop notes that nothing is left to hand out, and that the row is about to be asked: all calls
-// wait for it until goOn. The demand meanwhile is not known, and it is not zero, so that time
-// is left out.
-func (d *demand) stop(now moment) {
-	if !d.waits {
-		d.waits, d.still = true, now.mono
+// block notes that nothing is left to hand out: all calls wait for the row until unblock.
+func (d *demand) block(now moment) {
+	if !d.blocked {
+		d.blocked, d.blockedAt = true, now.mono
 	}
 }
 
-func (d *demand) goOn(now moment) {
+// unblock ends a block, and moves the current stretch by its length.
+func (d *demand) unblock(now moment) {
 	d.begun = min(d.begun+now.mono-d.at(now), now.mono)
-	d.waits = false
+	d.blocked = false
 }
 
-// want is how much would be needed while it lasts, if n more are handed out now.
+// want returns the tokens needed during a lease, if n more are handed out now; 0 if prefetching
+// does not pay.
 func (d *demand) want(n float64, now moment, lasts time.Duration) float64 {
 	d.roll(now, lasts)
 	if !d.enough(now) {
@@ -99,8 +101,8 @@ func (d *demand) want(n float64, now moment, lasts time.Duration) float64 {
 	}
 	count := d.count + n
 	past := float64(max(d.at(now)-d.begun, lasts/1000, 1)) / float64(lasts)
-	if d.called > 0 {
-		return count + d.before*(1-min(past, 1))
+	if d.callsBefore > 0 {
+		return count + d.countBefore*(1-min(past, 1))
 	}
 	return min(count/past, growth*count)
 }

@@ -58,7 +58,7 @@ func TestDemandAfterAMeeting(t *testing.T) {
 		if d.enough(at(0)) {
 			t.Error("a call that met nobody is enough")
 		}
-		d.meet(at(0), lasts)
+		d.contend(at(0), lasts)
 		for since := time.Duration(0); since < longest; since += lasts / 2 {
 			if d.add(1, 1, at(since), lasts); !d.enough(at(since)) || d.want(0, at(since), lasts) < 1 {
 				t.Errorf("tokens for %v: %v after a meeting, nothing is wanted any more", lasts, since)

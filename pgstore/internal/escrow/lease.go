@@ -8,20 +8,20 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
-// moment is an instant on both clocks of the machine: the monotonic one stands still while
-// it is asleep, the other can be set. They are numbers, since those are compared in a
-// fraction of the time that a time.Time takes.
+// moment is an instant on both clocks of the machine: the monotonic one stands still while the
+// machine sleeps, and the wall clock can be set. Comparing these numbers takes a fraction of
+// the time that comparing two time.Time takes.
 type moment struct{ mono, wall time.Duration }
 
-// epoch is the instant that the monotonic clock is counted from.
+// epoch is the zero of the monotonic clock.
 var epoch = time.Now()
 
 func momentOf(t time.Time) moment {
 	return moment{t.Sub(epoch), time.Duration(t.UnixNano())}
 }
 
-// since returns for how long, at m, it has been since an earlier moment; never less than it
-// has.
+// since returns the time from an earlier moment to m. Where the clocks differ it is the longer
+// time.
 func (m moment) since(earlier moment) time.Duration {
 	return max(m.mono-earlier.mono, m.wall-earlier.wall, 0)
 }
@@ -40,8 +40,8 @@ func (a *amount) add(n float64) {
 	}
 }
 
-// take takes n out of a, or all that there is if some will do. It returns how much it took,
-// and how much is left.
+// take takes n out of a. If a has less it takes all of it with some, and else nothing. It returns
+// how much it took, and how much is left.
 func (a *amount) take(n float64, some bool) (took, left float64) {
 	for {
 		bits := a.bits.Load()
@@ -59,27 +59,26 @@ func (a *amount) take(n float64, some bool) (took, left float64) {
 	}
 }
 
-// lease is the rest of a Lease.
+// lease is a Lease from which tokens are handed out.
 type lease struct {
 	left  amount
-	calls atomic.Int64 // that were handed out of it, and are not counted yet
-	_     [48]byte     // a line of a processor's cache is not shared with fields that are only read
+	calls atomic.Int64 // that got tokens since [ledger.account] counted last
+	_     [48]byte     // keeps the fields below, which are only read, in another cache line
 
-	out   amount       // taken by transactions that have not ended
-	after bucket.State // the row as the statement left it
-	at    time.Time    // from which it counts, on the database's clock
-	sent  moment
-	lasts time.Duration // from sent on
-	epoch int           // of its entry: an edit begins another
-	ended atomic.Bool   // it is not among its entry's leases any more
-	seen  float64       // of left and out, when they were counted last; needs the entry's lock
+	out      amount       // taken by transactions that have not ended
+	after    bucket.State // the row as the statement left it
+	at       time.Time    // when the statement decided, on the database's clock
+	sent     moment
+	lasts    time.Duration // from sent on
+	outUntil time.Time     // until when the row counts the tokens as out
+	epoch    int           // the ledger's when the statement was planned
 
-	counted time.Time // until then the row counts it as out,
-	end     time.Time // and until then it can be returned in full
+	ended     atomic.Bool // the ledger does not have it any more
+	accounted float64     // unspent when it was counted last; needs the entry's lock
 }
 
-// take takes n of the tokens left, or all of them if some will do. A transaction's tokens are
-// counted as out before they are not left, so that no caller finds them spent.
+// take takes n of the tokens left, or all of them with some. A transaction's tokens are added to
+// out first, so that they never look spent in between.
 func (l *lease) take(n float64, some, transaction bool) (took, left float64) {
 	if !transaction {
 		return l.left.take(n, some)
@@ -92,13 +91,31 @@ func (l *lease) take(n float64, some, transaction bool) (took, left float64) {
 	return took, left
 }
 
-// unspent returns how much is left of the lease or may come back to it.
+// putBack puts tokens back that take took.
+func (l *lease) putBack(n float64, transaction bool) {
+	l.left.add(n)
+	if transaction {
+		l.out.add(-n)
+	}
+}
+
+// withdraw takes up to n tokens out, which are not spent. It needs the entry's lock.
+func (l *lease) withdraw(n float64) (took float64) {
+	took, _ = l.left.take(n, true)
+	l.accounted -= took
+	return took
+}
+
+// unspent returns the tokens that are left, or out and may come back.
 func (l *lease) unspent() float64 { return l.left.load() + l.out.load() }
 
-// over reports whether the rest of the lease can be used no more.
+// over reports whether the tokens can be handed out no more.
 func (l *lease) over(now moment) bool { return now.since(l.sent) >= l.lasts }
 
-// databaseAt returns the instant of now on the database's clock, as far as it is known.
+// remains returns for how long tokens can be handed out.
+func (l *lease) remains(now moment) time.Duration { return l.lasts - now.since(l.sent) }
+
+// databaseAt returns the instant of now on the database's clock, as the process knows it.
 func (l *lease) databaseAt(now moment) time.Time {
 	return l.at.Add(now.since(l.sent).Truncate(time.Microsecond))
 }

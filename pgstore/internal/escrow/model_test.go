@@ -147,7 +147,7 @@ func (r *rules) forgets(s *state, t int8) bool {
 	return s.until+r.grace <= t && s.ahead <= r.rate*(t-s.until)
 }
 
-// counted reports whether a lease that ends then is part of ahead for sure.
+// outUntil reports whether a lease that ends then is part of ahead for sure.
 func (r *rules) counted(end, t, known int8) bool {
 	if r.period > 0 {
 		return end == t+r.period && end > known

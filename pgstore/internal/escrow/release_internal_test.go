@@ -56,18 +56,18 @@ func TestRelease(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			e := m.Of(&call.Demands[0])
+			e := m.FindOrAdd(&call.Demands[0])
 			e.mu.Lock()
-			e.ticking = true // so that the timer rings when the test does
+			e.timerSet = true // so that the timer rings when the test does
 			e.mu.Unlock()
 			for _, l := range test.leases {
 				now = noon.Add(l.after)
-				e.Note(50, 40)
+				e.CountDemand(50, 40)
 				if test.met {
 					e.Contended()
 				}
-				o := e.Order(0, 0)
-				o.Arrived(Lease{Count: l.count, After: bucket.State{Value: cmp.Or(test.value, 500), TS: now}, At: now, End: now.Add(time.Second), Sent: now})
+				o := e.Plan(0, 0)
+				o.Receive(Lease{Count: l.count, After: bucket.State{Value: cmp.Or(test.value, 500), TS: now}, At: now, End: now.Add(time.Second), Sent: now})
 			}
 			if test.use > 0 && !e.Take(test.use, false, new(Tokens)) {
 				t.Fatal("nothing is held")
@@ -75,7 +75,7 @@ func TestRelease(t *testing.T) {
 			now = noon.Add(test.rings)
 			at := m.config.moment()
 			e.mu.Lock()
-			e.live(at)
+			e.sweep(at)
 			e.release(test.needed, at)
 			got = e.returns
 			e.mu.Unlock()
@@ -110,14 +110,14 @@ func TestEvictAllWaitsForTheTimer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := m.Of(&call.Demands[0])
+	e := m.FindOrAdd(&call.Demands[0])
 	e.mu.Lock()
-	e.ticking = true // so that the timer rings when the test does
+	e.timerSet = true // so that the timer rings when the test does
 	e.mu.Unlock()
-	e.Note(50, 40)
-	o := e.Order(0, 0)
-	o.Arrived(Lease{Count: 10, After: bucket.State{Value: 500, TS: noon}, At: noon, End: noon.Add(time.Second), Sent: noon})
-	go e.ring()
+	e.CountDemand(50, 40)
+	o := e.Plan(0, 0)
+	o.Receive(Lease{Count: 10, After: bucket.State{Value: 500, TS: noon}, At: noon, End: noon.Add(time.Second), Sent: noon})
+	go e.onTimer()
 	<-rings
 	if returns := m.EvictAll(); len(returns) != 0 {
 		t.Errorf("got %+v, which the timer has taken out", returns)

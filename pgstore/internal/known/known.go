@@ -1,6 +1,6 @@
-// Package known has what a process remembers of limits: the definitions that it has met, the states
-// of shards as they were read last, which guide what is tried first, and who learns of a row
-// that has changed. It grants nothing, and knows no statement.
+// Package known remembers limits for a process: the definitions that it has met, and the states of
+// shards as read last, which guide what is tried first. It also reports rows that have changed. It
+// grants nothing, and knows no statement.
 package known
 
 import (
@@ -18,8 +18,8 @@ type Known struct {
 	changed func(decide.Key)
 }
 
-// OnChange has a function called for each key whose rows this process has changed. It is called
-// before the Known is in use.
+// OnChange sets the function that is called for each key whose rows this process has changed. It must
+// be called before the Known is in use.
 func (k *Known) OnChange(changed func(decide.Key)) { k.changed = changed }
 
 // Changed reports that the rows of a key have changed.
@@ -29,7 +29,7 @@ func (k *Known) Changed(key decide.Key) {
 	}
 }
 
-// Forget forgets the states of a key's rows, which were changed otherwise than by a take.
+// Forget forgets the states of a key's rows after a change that is not a take.
 func (k *Known) Forget(key decide.Key) {
 	k.Shards.Forget(key)
 	k.Changed(key)
@@ -37,15 +37,14 @@ func (k *Known) Forget(key decide.Key) {
 
 // Call returns the call of a verb, and remembers the definitions of its limits.
 func (k *Known) Call(verb decide.Verb, reserve bool, requests []ratelimit.Request) (decide.Call, error) {
-	call, err := verb.Call(reserve, requests)
+	call, err := verb.Call(&k.Definitions, reserve, requests)
 	if err != nil {
 		return decide.Call{}, err
 	}
 	return call, k.Definitions.NoteCall(&call)
 }
 
-// Question returns the call that asks nothing of the limits and keys of requests, whose counts do
-// not matter.
+// Question returns the call for 0 tokens of the limits and keys of requests.
 func (k *Known) Question(requests ...ratelimit.Request) (decide.Call, error) {
 	questions := make([]ratelimit.Request, len(requests))
 	for i, r := range requests {
@@ -55,21 +54,21 @@ func (k *Known) Question(requests ...ratelimit.Request) (decide.Call, error) {
 	return k.Call(decide.All, false, questions)
 }
 
-// Granted returns the result of a call with changes made at an instant. xid is the transaction or
-// savepoint that made them, on the connection that session identifies; that is nil when they are
-// committed.
+// Granted returns the result of a call that changes at an instant have granted. xid is the transaction
+// or savepoint of the changes, and session identifies its connection. session is nil for committed
+// changes.
 func (k *Known) Granted(call *decide.Call, changes []decide.Change, at time.Time, xid string, session any) ratelimit.Result {
 	for i := range changes {
 		k.Changed(changes[i].Key)
 	}
 	view := decide.View{At: at.UTC()}
 	if call.Sharded() {
-		view.States = k.Shards.Took(call, changes, view.At)
+		view.States = k.Shards.Taken(call, changes, view.At)
 	}
 	return call.Receipted(changes, view, xid, session)
 }
 
-// Observe remembers the states read of a call's limits.
+// Observe remembers the states of a call's shards, as read.
 func (k *Known) Observe(call *decide.Call, view decide.View) {
 	for i := range call.Demands {
 		k.Shards.Observe(&call.Demands[i], view.States[i])
@@ -81,8 +80,8 @@ func (k *Known) Choose(a *decide.Demand) int {
 	return k.Shards.Choose(a, decide.UpTo(a.Definition.Shards))
 }
 
-// Guess returns a change of one row for each of the call's limits, with the shard that choose
-// returns for the limit; false if a count fits no single shard.
+// Guess returns a change for each limit of a call, of one row: choose returns its shard. It returns
+// false if a count fits no single shard.
 func (k *Known) Guess(call *decide.Call, choose func(i int) int) ([]decide.Change, bool) {
 	changes := make([]decide.Change, len(call.Demands))
 	for i := range call.Demands {

@@ -13,11 +13,11 @@ import (
 // Shards is the states of the shards of limits as they were read last. The zero value is ready to
 // use. It is safe for concurrent use.
 type Shards struct {
-	mu   sync.Mutex
-	seen map[decide.Key]limit
+	mu     sync.Mutex
+	cached map[decide.Key]limit
 }
 
-// limit is the shards of a limit and key.
+// limit holds the shards of a limit and key.
 type limit struct {
 	definition bucket.Definition
 	states     []bucket.State // one that was never seen counts as full
@@ -27,10 +27,10 @@ type limit struct {
 	shortAt, shortHere time.Time
 }
 
-// mostSeen is how many keys' shards are remembered; past it all is forgotten.
-const mostSeen = 4096
+// mostCached is how many keys' shards are remembered; past it all is forgotten.
+const mostCached = 4096
 
-// Choose returns the better, as far as is known, of two shards at random among those given.
+// Choose picks two of the given shards at random, and returns the better one by their known states.
 func (m *Shards) Choose(a *decide.Demand, among []int) int {
 	if len(among) == 1 {
 		return among[0]
@@ -40,11 +40,11 @@ func (m *Shards) Choose(a *decide.Demand, among []int) int {
 	return m.better(a, among[i], among[j])
 }
 
-// better is the better of two shards.
+// better returns the better of two shards; the first if their states are not known.
 func (m *Shards) better(a *decide.Demand, first, second int) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	seen := m.seen[a.KeyOf()]
+	seen := m.cached[a.KeyOf()]
 	if seen.definition != a.Definition || a.Definition.Better(seen.states[first], seen.states[second]) {
 		return first
 	}
@@ -61,9 +61,9 @@ func (m *Shards) Observe(a *decide.Demand, states []bucket.State) {
 	copy(m.states(a, states[0].TS), states)
 }
 
-// Took notes the states that changes left behind, and returns the known states of the shards of
-// all sharded limits of a call then.
-func (m *Shards) Took(call *decide.Call, changes []decide.Change, at time.Time) [][]bucket.State {
+// Taken notes the states that a call's changes left behind, and returns the known states of the shards
+// of its sharded limits.
+func (m *Shards) Taken(call *decide.Call, changes []decide.Change, at time.Time) [][]bucket.State {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i := range changes {
@@ -80,27 +80,27 @@ func (m *Shards) Took(call *decide.Call, changes []decide.Change, at time.Time) 
 	return states
 }
 
-// Refused notes that a call was refused at an instant.
+// Refused notes that all shards of a call's limits together were refused at an instant.
 func (m *Shards) Refused(call *decide.Call, at time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i := range call.Demands {
 		a := &call.Demands[i]
-		if seen, ok := m.seen[a.KeyOf()]; ok && seen.definition == a.Definition {
+		if seen, ok := m.cached[a.KeyOf()]; ok && seen.definition == a.Definition {
 			seen.shortAt, seen.shortHere = at, time.Now()
-			m.seen[a.KeyOf()] = seen
+			m.cached[a.KeyOf()] = seen
 		}
 	}
 }
 
-// Refuse reports whether a call was refused, and would be again by the known states of the
-// shards of its limits. now is an instant that was injected, or nil.
+// Refuse reports whether a call was refused before, and would be again by the known states of its
+// shards. now is an injected instant, or nil.
 func (m *Shards) Refuse(call *decide.Call, now *time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i := range call.Demands {
 		a := &call.Demands[i]
-		seen := m.seen[a.KeyOf()]
+		seen := m.cached[a.KeyOf()]
 		if seen.shortAt.IsZero() || seen.definition != a.Definition {
 			continue
 		}
@@ -112,32 +112,32 @@ func (m *Shards) Refuse(call *decide.Call, now *time.Time) bool {
 			return true
 		}
 		seen.shortAt, seen.shortHere = time.Time{}, time.Time{}
-		m.seen[a.KeyOf()] = seen
+		m.cached[a.KeyOf()] = seen
 	}
 	return false
 }
 
-// Cached returns the known states of a's shards.
+// Cached returns the known states of a's shards; full ones at an instant if they are not known.
 func (m *Shards) Cached(a *decide.Demand, at time.Time) []bucket.State {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.states(a, at))
 }
 
-// states are those of a's shards, full at an instant if none was seen by this
-// definition.
+// states returns the states of a's shards, and adds them, full at an instant, if none are known under
+// this definition. It needs mu.
 func (m *Shards) states(a *decide.Demand, at time.Time) []bucket.State {
-	seen := m.seen[a.KeyOf()]
+	seen := m.cached[a.KeyOf()]
 	if seen.definition == a.Definition {
 		return seen.states
 	}
-	if m.seen == nil || len(m.seen) >= mostSeen {
-		m.seen = make(map[decide.Key]limit)
+	if m.cached == nil || len(m.cached) >= mostCached {
+		m.cached = make(map[decide.Key]limit)
 	}
 	each := a.Definition.Shard()
 	full := each.Fresh(a.Key, at)
 	seen = limit{definition: a.Definition, states: slices.Repeat([]bucket.State{full}, a.Definition.Shards)}
-	m.seen[a.KeyOf()] = seen
+	m.cached[a.KeyOf()] = seen
 	return seen.states
 }
 
@@ -145,12 +145,12 @@ func (m *Shards) states(a *decide.Demand, at time.Time) []bucket.State {
 func (m *Shards) Forget(key decide.Key) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.seen, key)
+	delete(m.cached, key)
 }
 
 // Clear forgets all states.
 func (m *Shards) Clear() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	clear(m.seen)
+	clear(m.cached)
 }

@@ -28,7 +28,7 @@ func TestChooseBalances(t *testing.T) {
 			change := ask.Change(0, choose(&memory), 1)
 			values[change.Shard]--
 			change.After = bucket.State{Value: values[change.Shard], TS: now}
-			memory.Took(&call, []decide.Change{change}, now)
+			memory.Taken(&call, []decide.Change{change}, now)
 		}
 		return slices.Max(values) - slices.Min(values)
 	}

@@ -11,42 +11,60 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// What grants do for memory: it prefetches with them, and answers calls by the tokens that another
-// call has prefetched. Memory is the engine's [engine.Memory].
+// This file implements [engine.Memory]: grants prefetch, and calls are answered by tokens that
+// another call has prefetched.
 
-// held is what memory keeps with a call.
-type held struct {
-	entry   *escrow.Entry  // of its key; nil if that is not remembered
-	tokens  *escrow.Tokens // of a call for a transaction, which may put them back; else nil
-	arrival *escrow.Arrival
+// attachment is what memory keeps with a call.
+type attachment struct {
+	entry    *escrow.Entry  // of its key; nil if that is not remembered
+	tokens   *escrow.Tokens // of a call for a transaction, which may put them back; else nil
+	received *escrow.Prefetch
 
 	// Before the last statement was sent: the entry's changes, and the instant.
-	changes int
+	changes int64
 	sent    time.Time
 }
 
-// Keep has memory keep an entry with a call, and the tokens that a transaction may put back; nil for
-// none.
-func Keep(p *engine.Pending, entry *escrow.Entry, tokens *escrow.Tokens) {
-	h := &held{entry: entry, tokens: tokens}
-	p.Held = h
+// Attach attaches an entry to a call, and the tokens that its transaction may put back; nil for none.
+func Attach(p *engine.Pending, entry *escrow.Entry, tokens *escrow.Tokens) {
+	h := &attachment{entry: entry, tokens: tokens}
+	p.Attachment = h
 	if tokens != nil {
 		p.Granted, p.Abandoned = h.granted, tokens.PutBack
 	}
 }
 
-// heldOf returns what memory keeps with a call; the zero value if that is nothing.
-func heldOf(p *engine.Pending) *held {
-	if h, ok := p.Held.(*held); ok {
+// attachmentOf returns the attachment of a call; an empty one if it has none.
+func attachmentOf(p *engine.Pending) *attachment {
+	if h, ok := p.Attachment.(*attachment); ok {
 		return h
 	}
-	return &held{}
+	return &attachment{}
 }
 
-// addition is what a grant takes besides its calls.
-type addition struct {
-	order escrow.Order
-	sent  time.Time
+// entryOf returns the entry of the key of a group of calls; nil if none of them has it.
+func entryOf(calls []*engine.Ticket) *escrow.Entry {
+	for _, t := range calls {
+		if entry := attachmentOf(t.Value).entry; entry != nil {
+			return entry
+		}
+	}
+	return nil
+}
+
+// granted keeps the tokens that a row has granted to a transaction.
+func (h *attachment) granted(count float64, after bucket.State, at time.Time) {
+	if h.received != nil {
+		*h.tokens = h.received.Tokens(count, after)
+		return
+	}
+	*h.tokens = h.entry.Granted(count, after, at)
+}
+
+// sentPrefetch is a prefetch and the instant before its statement was sent.
+type sentPrefetch struct {
+	escrow.Prefetch
+	sent time.Time
 }
 
 // Answer answers calls for which enough has been prefetched since they arrived, and returns the
@@ -55,12 +73,12 @@ func (m *Memory) Answer(calls []*engine.Ticket) (left []*engine.Ticket) {
 	sent := m.cache.Now()
 	return slices.DeleteFunc(calls, func(t *engine.Ticket) bool {
 		p := t.Value
-		h := heldOf(p)
+		h := attachmentOf(p)
 		if h.entry == nil {
 			return false
 		}
 		if p.Extra {
-			return m.enough(t, h)
+			return finishExtra(t, h)
 		}
 		var tokens escrow.Tokens
 		if !h.entry.Take(p.Call.Demands[0].Count, h.tokens != nil, &tokens) {
@@ -76,65 +94,65 @@ func (m *Memory) Answer(calls []*engine.Ticket) (left []*engine.Ticket) {
 	})
 }
 
-// enough answers a call that prefetches, if there is no need any more, or no more to be had.
-func (m *Memory) enough(t *engine.Ticket, h *held) bool {
-	order := h.entry.Order(0, 0)
-	order.Failed() // it is not sent
-	if order.Count > 0 {
+// finishExtra finishes a call that prefetches, if that does not pay any more.
+func finishExtra(t *engine.Ticket, h *attachment) bool {
+	prefetch := h.entry.Plan(0, 0)
+	prefetch.Failed() // this one is not sent
+	if prefetch.Count > 0 {
 		return false
 	}
 	t.Finish()
 	return true
 }
 
-// Add has a grant prefetch for a key from which this process takes much.
+// Add has a grant prefetch, if that pays for its key.
 func (m *Memory) Add(calls []*engine.Ticket, g *table.Grant) {
-	order := entryOf(calls).Order(g.Count, g.Need)
-	if order.Count == 0 {
+	prefetch := entryOf(calls).Plan(g.Count, g.Need)
+	if prefetch.Count == 0 {
 		return
 	}
-	g.Prefetch, g.Lowered, g.Lasts, g.Spent = order.Count, order.Capacity, m.lasts, order.Spent
+	g.Prefetch, g.Lowered, g.Lasts, g.Spent = prefetch.Count, prefetch.Capacity, m.lasts, prefetch.Spent
 	for _, t := range calls {
-		if heldOf(t.Value).tokens != nil {
+		if attachmentOf(t.Value).tokens != nil {
 			g.Out += t.Value.Call.Demands[0].Count
 		}
 	}
-	g.Added = &addition{order, m.cache.Now()}
+	g.Added = &sentPrefetch{prefetch, m.cache.Now()}
 }
 
-// Done takes the tokens in that a grant has prefetched, and notes how much its calls took. The
-// tokens of transactions that did not begin, since their callers had gone, are put into memory, too.
+// Done receives the tokens that a grant has prefetched, and counts what its calls took. The tokens
+// of transactions whose callers have gone are put into memory, too.
 func (m *Memory) Done(calls []*engine.Ticket, g *table.Grant, err error) {
-	added, _ := g.Added.(*addition)
+	added, _ := g.Added.(*sentPrefetch)
 	switch {
 	case err != nil && !conn.Answered(err) && !table.Unsent(err): // whether it was done is not known
 		return
 	case err != nil || !g.Taken.OK:
 		if added != nil {
-			added.order.Failed()
+			added.Failed()
 		}
 		return
 	}
 	if calls != nil {
-		m.note(calls, g)
+		countDemand(calls, g)
 	}
 	if added == nil {
 		return
 	}
-	arrival := added.order.Arrived(m.leaseOf(g, added.sent))
+	added.Receive(m.leaseOf(g, added.sent))
 	for _, t := range calls {
-		if h := heldOf(t.Value); h.tokens != nil {
-			h.arrival = arrival
+		if h := attachmentOf(t.Value); h.tokens != nil {
+			h.received = &added.Prefetch
 		}
 	}
 	if calls == nil && g.Out > 0 {
-		tokens := arrival.Tokens(g.Out, g.Taken.After)
+		tokens := added.Tokens(g.Out, g.Taken.After)
 		tokens.PutBack()
 	}
 }
 
-// note notes how much the calls of a grant took, but for those that ask the row in any case.
-func (m *Memory) note(calls []*engine.Ticket, g *table.Grant) {
+// countDemand counts the demand of a grant's calls, but for those that only the row decides.
+func countDemand(calls []*engine.Ticket, g *table.Grant) {
 	n, count := 0, g.Count
 	for _, t := range calls {
 		switch a := &t.Value.Call.Demands[0]; {
@@ -146,15 +164,16 @@ func (m *Memory) note(calls []*engine.Ticket, g *table.Grant) {
 		}
 	}
 	entry := entryOf(calls)
-	entry.Note(count, n)
+	entry.CountDemand(count, n)
 	if g.Waited >= conn.PassOver { // to take from the row would cost more still
 		entry.Contended()
 	}
 }
 
-// leaseOf returns the lease that a grant has prefetched, by a statement sent then.
+// leaseOf returns the lease that a grant sent at an instant has prefetched. Its time begins with the
+// grant's turn at the row, unless the database's clock was set meanwhile.
 func (m *Memory) leaseOf(g *table.Grant, sent time.Time) escrow.Lease {
-	if g.Waited > 0 && g.Waited <= m.cache.Now().Sub(sent) { // unless the database's clock was set meanwhile
+	if g.Waited > 0 && g.Waited <= m.cache.Now().Sub(sent) {
 		sent = sent.Add(g.Waited)
 	}
 	return escrow.Lease{Count: g.Extra(), Out: g.Out, After: g.Taken.After, At: g.Taken.At.UTC(), End: g.End().UTC(), Sent: sent}
@@ -162,20 +181,10 @@ func (m *Memory) leaseOf(g *table.Grant, sent time.Time) escrow.Lease {
 
 // Refused remembers the row that refused a call.
 func (m *Memory) Refused(p *engine.Pending, state bucket.State, at time.Time) {
-	if h := heldOf(p); h.entry != nil {
+	if h := attachmentOf(p); h.entry != nil {
 		h.entry.Refused(state, at, h.sent, h.changes)
 	}
 }
 
 // Waits notes that a call waits for its row.
-func (m *Memory) Waits(p *engine.Pending) { heldOf(p).entry.Contended() }
-
-// entryOf returns the entry of the key of a group of calls; nil if none of them has it.
-func entryOf(calls []*engine.Ticket) *escrow.Entry {
-	for _, t := range calls {
-		if entry := heldOf(t.Value).entry; entry != nil {
-			return entry
-		}
-	}
-	return nil
-}
+func (m *Memory) Waits(p *engine.Pending) { attachmentOf(p).entry.Contended() }

@@ -251,5 +251,17 @@ func (f *Permits) Prune(ctx context.Context, name string) (deleted int64, err er
 	return deleted, err
 }
 
+// Prunable returns how many rows Prune would delete.
+func (f *Permits) Prunable(ctx context.Context, name string) (n int64, err error) {
+	err = f.Standalone(ctx, "count free permits", func(ctx context.Context) error {
+		now, err := table.Now(ctx, f.Pool, f.Clock())
+		if err == nil {
+			n, err = f.table.PrunablePermits(ctx, f.Pool, name, now.Add(-flight.IdleFor))
+		}
+		return err
+	})
+	return n, err
+}
+
 // Waiting returns how many callers of this process wait for a permit of a key.
 func (f *Permits) Waiting(key decide.Key) int { return f.local.Waiting(key) }

@@ -22,7 +22,7 @@ func QueueNow(batch *pgx.Batch, now, at *time.Time) {
 		*at = *now
 		return
 	}
-	batch.Queue(tableless["now"]).QueryRow(func(row pgx.Row) error {
+	batch.Queue("SELECT clock_timestamp()").QueryRow(func(row pgx.Row) error {
 		err := row.Scan(at)
 		*at = at.UTC()
 		return err

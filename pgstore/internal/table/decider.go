@@ -37,9 +37,9 @@ func (t *Table) Batch() int {
 	return 1000
 }
 
-// TellsMade reports whether a statement tells which rows it has made. On a distributed table it
+// ReportsMade reports whether a statement tells which rows it has made. On a distributed table it
 // does not.
-func (t *Table) TellsMade() bool { return !t.distributed }
+func (t *Table) ReportsMade() bool { return !t.distributed }
 
 // Decider returns how decisions on their own are made on the table.
 func (t *Table) Decider() Decider {

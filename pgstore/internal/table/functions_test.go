@@ -19,7 +19,7 @@ var functions string
 var notations = []struct{ notation, text string }{
 	{`\{\{verb (.+(?:\n\t.+)?)\}\}\n\t(.*);\n`, "CREATE FUNCTION @schema@.$1\nRETURNS @schema@.rate_limit_result {{verb}} AS $$body$$\nBEGIN\n\tRETURN $2;\nEND\n$$body$$;\n"},
 	{`\{\{verb\}\}`, "LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan"},
-	{`\{\{statement (\S+ \S+) (.*\)) \((.*)\)\}\}\n`, "CREATE FUNCTION @schema@.$2\nRETURNS TABLE ($3) LANGUAGE plpgsql AS $$body$$\n#variable_conflict use_column\nBEGIN\nRETURN QUERY {{$1}};\nEND\n$$body$$;\n"},
+	{`\{\{statement (\S+) (.*\)) \((.*)\)\}\}\n`, "CREATE FUNCTION @schema@.$2\nRETURNS TABLE ($3) LANGUAGE plpgsql AS $$body$$\n#variable_conflict use_column\nBEGIN\nRETURN QUERY {{$1}};\nEND\n$$body$$;\n"},
 }
 
 const functionsFile = "../../../migrations/functions/00001_functions.sql"
@@ -33,18 +33,8 @@ func TestFunctionsAreOfTheStatements(t *testing.T) {
 	for _, n := range notations {
 		functions = regexp.MustCompile(n.notation).ReplaceAllString(functions, n.text)
 	}
-	made := regexp.MustCompile(`\{\{(\w+\.sql) (\w+)\}\}`).ReplaceAllStringFunc(functions, func(marker string) string {
-		file, name, _ := strings.Cut(strings.Trim(marker, "{}"), " ")
-		texts, _ := load(file)
-		texts = texts.in("@schema@." + conn.Table)
-		if file == "inflight.sql" {
-			texts.guarded()
-		}
-		text := texts[name]
-		if text == "" {
-			t.Fatalf("%s has no statement %s", file, name)
-		}
-		return text
+	made := regexp.MustCompile(`\{\{(\S+\.sql)\}\}`).ReplaceAllStringFunc(functions, func(marker string) string {
+		return text("sql/"+strings.Trim(marker, "{}"), "@schema@."+conn.Table)
 	})
 	var signatures []string // REVOKE and DROP tell functions by them, since a name has several
 	for _, match := range regexp.MustCompile(`(?s)CREATE FUNCTION (@schema@\.\w+)\((.*?)\)\s+RETURNS`).FindAllStringSubmatch(functions, -1) {

@@ -18,8 +18,8 @@ func (t *Table) grant(ctx context.Context, q Querier, grants []Grant, now *time.
 		if g.never() {
 			return nil
 		}
-		sql, args := t.forGrant("grant", g, now)
-		return g.scan(q.QueryRow(ctx, sql, args...), now)
+		s := &t.of(&g.Definition).grant
+		return g.scan(q.QueryRow(ctx, s.sql, s.args(g, now)...), now)
 	}
 	var batch pgx.Batch // of one statement mostly, and one transaction in any case
 	t.queue(&batch, grants, now)
@@ -32,17 +32,22 @@ func (t *Table) grant(ctx context.Context, q Querier, grants []Grant, now *time.
 	return err
 }
 
-// forGrant is a statement for a grant of one row, with its arguments.
-func (t *Table) forGrant(name string, g *Grant, now *time.Time) (sql string, args []any) {
-	s, _ := t.of(&g.Definition, name)
-	return s.with(values{row: g.Row, definition: &g.Definition, count: g.Count, need: g.Need, now: now})
-}
-
 // queue puts into a batch the statements for several grants: one for each kind.
 func (t *Table) queue(batch *pgx.Batch, grants []Grant, now *time.Time) {
-	for _, grants := range byKind(grants) {
-		t.queueMany(batch, grants, "", now)
+	for _, same := range byKind(grants) {
+		all, k := manyOf(same), t.of(&same[0].Definition)
+		if all.prefetch || k.grantMany.sql == "" {
+			queueMany(batch, &k.prefetch, all, true, now)
+		} else {
+			queueMany(batch, &k.grantMany, all, false, now)
+		}
 	}
+}
+
+// queueMany puts into a batch a statement for grants of one kind, whose rows tell what was
+// prefetched if prefetch.
+func queueMany(batch *pgx.Batch, s *statement[*many], all *many, prefetch bool, now *time.Time) {
+	batch.Queue(s.sql, s.args(all, now)...).Query(scanGrants(all.grants, prefetch, now))
 }
 
 // byKind divides grants by their kinds of limits, each in the order given.
@@ -69,7 +74,7 @@ func (g *Grant) scan(row pgx.Row, now *time.Time) error {
 		return nil
 	}
 	if err == nil {
-		r.tell(g, now)
+		r.report(g, now)
 	}
 	return err
 }
@@ -92,8 +97,8 @@ func (r *returned) fields(g *Grant) []any {
 	return fields
 }
 
-// tell tells a grant that it was taken.
-func (r *returned) tell(g *Grant, now *time.Time) {
+// report tells a grant that it was taken.
+func (r *returned) report(g *Grant, now *time.Time) {
 	g.Taken = Taken{OK: true, After: bucket.State{Value: r.value, TS: r.ts}, At: r.at}
 	if r.slots != nil {
 		g.Taken.After.Slots = slots.Read(r.slots, r.value)
@@ -122,20 +127,8 @@ func scanGrants(grants []*Grant, prefetch bool, now *time.Time) func(pgx.Rows) e
 			if err := rows.Scan(fields...); err != nil {
 				return err
 			}
-			r.tell(grants[i-1], now)
+			r.report(grants[i-1], now)
 		}
 		return rows.Err()
 	}
-}
-
-// queueMany puts into a batch grants of several rows, of limits of one kind; in turn or not.
-func (t *Table) queueMany(batch *pgx.Batch, grants []*Grant, turn string, now *time.Time) {
-	all, d := manyOf(grants), &grants[0].Definition
-	s, ok := t.of(d, "grant_many"+turn)
-	prefetch := all.prefetch || !ok
-	if prefetch {
-		s, _ = t.of(d, "prefetch_many"+turn)
-	}
-	sql, args := s.with(values{many: all, now: now})
-	batch.Queue(sql, args...).Query(scanGrants(grants, prefetch, now))
 }

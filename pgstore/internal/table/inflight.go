@@ -12,6 +12,15 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
+// A permit is a row: shard is its number, ts the end of its lease, and value its fence, which grows
+// each time that it is taken, and is at least the instant of that in microseconds since 1970. A
+// permit that was released has a ts of long ago, so that it is free whatever the clock does. Leases
+// are in microseconds. One that is renewed ends a lease from now, also when the clock went back.
+//
+// A permit that is held can be claimed: paused is the end of the claim, and ahead the turn of the
+// waiter that collects. When it is released, it is that waiter's: with a new fence, until the end of
+// the claim. What is taken is not claimed.
+
 // PermitOp is an operation on a permit.
 type PermitOp struct {
 	Row   decide.Row
@@ -73,7 +82,9 @@ const (
 	PermitTurn = 60 * time.Millisecond
 )
 
-// arguments are those of an operation that is a statement.
+// arguments are those of an operation that is a statement. It returns a row if and only if it was
+// done, and leaves no predicate lock under SERIALIZABLE, unless it is in a subtransaction. In a new row
+// paused carries the end of a lease to where the clock cannot be read.
 func (op *PermitOp) arguments(now *time.Time) (name string, args []any) {
 	args = []any{op.Row.Name, op.Row.Key.Key, int32(op.Row.Shard), micros(op.Lease), now}
 	if op.take() {
@@ -89,7 +100,8 @@ func (t *Table) ChangePermit(ctx context.Context, q Querier, op *PermitOp, now *
 }
 
 // QueuePermit puts into a batch an operation in a caller's transaction, which passes over a permit
-// to take that another one has.
+// to take that another one is about to take or to release: the statement tries for the advisory lock.
+// The holder of a permit writes it in any case.
 func (t *Table) QueuePermit(batch *pgx.Batch, op *PermitOp, now *time.Time) {
 	name, args := op.arguments(now)
 	sql, guarded := t.inflight[name+"_tx"]
@@ -125,7 +137,7 @@ func (op *PermitOp) scan(row pgx.Row) error {
 func (t *Table) ChangePermits(ctx context.Context, pool *pgxpool.Pool, ops []*PermitOp, now *time.Time) error {
 	return oneTrip(ctx, pool, func(batch *pgx.Batch) {
 		t.queueChange(batch, ops, now)
-		t.queueMake(batch, ops, now)
+		t.queueCreate(batch, ops, now)
 	})
 }
 
@@ -152,8 +164,8 @@ func oneTrip(ctx context.Context, pool *pgxpool.Pool, queue func(*pgx.Batch)) er
 	return conn.SendBatch(ctx, &batch).Close()
 }
 
-// queueMake is behind queueChange, and leaves rows alone that are there.
-func (t *Table) queueMake(batch *pgx.Batch, ops []*PermitOp, now *time.Time) {
+// queueCreate is behind queueChange, and leaves rows alone that are there.
+func (t *Table) queueCreate(batch *pgx.Batch, ops []*PermitOp, now *time.Time) {
 	var (
 		names, keys []string
 		numbers     []int32
@@ -241,6 +253,9 @@ func (t *Table) queueLook(batch *pgx.Batch, look *PermitLook, now *time.Time) {
 	})
 }
 
+// queuePart reads the next part, unless a process has read one less than a turn ago, so that waiting
+// processes together read a bounded number of rows a second. The turn is a row with the number
+// 10000, which no permit has: value is the first number of the part, ts when it was read.
 func (t *Table) queuePart(batch *pgx.Batch, look *PermitLook) {
 	look.Permits, look.From, look.To = nil, 0, 0
 	batch.Queue(t.inflight["permit_look_part"], look.Key.Name, look.Key.Key, look.PartOf, PermitPart, micros(PermitTurn)).Query(func(rows pgx.Rows) error {
@@ -261,14 +276,21 @@ func (t *Table) queuePart(batch *pgx.Batch, look *PermitLook) {
 	})
 }
 
-// ResetPermits frees the permits of a key.
+// ResetPermits frees the permits of a key. Their fences grow, so that nobody holds them any more.
 func (t *Table) ResetPermits(ctx context.Context, q Querier, key decide.Key) error {
 	_, err := q.Exec(ctx, t.inflight["permit_reset"], key.Name, key.Key)
 	return err
 }
 
+// PrunablePermits returns how many permits of a name PrunePermits deletes, if at once as many as there
+// are.
+func (t *Table) PrunablePermits(ctx context.Context, q Querier, name string, before time.Time) (n int64, err error) {
+	err = q.QueryRow(ctx, t.inflight["permit_prunable"], name, before).Scan(&n)
+	return n, err
+}
+
 // PrunePermits deletes permits of a name that are free since before an instant, most of them at
-// most; on a distributed table all.
+// most; on a distributed table all. They were taken so long ago that the next fence is larger.
 func (t *Table) PrunePermits(ctx context.Context, q Querier, name string, before time.Time, most int) (deleted int64, err error) {
 	tag, err := q.Exec(ctx, t.inflight["permit_prune"], name, before, int64(most))
 	return tag.RowsAffected(), err

@@ -28,12 +28,13 @@ func (t *Table) Page(ctx context.Context, q Querier, after decide.Row, most int,
 		page.States = append(page.States, read)
 		return nil
 	})
-	page.At = told(now, page.At).UTC()
+	page.At = instant(now, page.At).UTC()
 	return &page, err
 }
 
 // DeleteSame deletes those rows of one name that are still as they were listed, but
-// not those that another transaction has locked. On a distributed table it waits for these.
+// not those that another transaction has locked. On a distributed table it waits for these. A
+// connection may write values as text with 15 digits, so they are compared up to that.
 func (t *Table) DeleteSame(ctx context.Context, q Querier, r *Rows) (int64, error) {
 	if len(r.Rows) == 0 {
 		return 0, nil

@@ -40,18 +40,18 @@ func TestKeptPlans(t *testing.T) {
 		{"lock", sql.common["lock"], "('{a}', '{k}', '{0}')", "Index Scan"},
 		{"await", sql.common["await"], "('a', 'k', 0)", "Index Scan"},
 		{"write", sql.common["write"], "('{a}', '{k}', '{0}', '{1}', '{now}', '{now}', ARRAY['{1}'])", "Index Scan"},
-		{"bucket_grant", sql.kinds["bucket"]["grant"].sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
-		{"window_grant", sql.kinds["window"]["grant"].sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
-		{"slots_grant", sql.kinds["slots"]["grant"].sql, "('a', 'k', 0, 1, 1, 1, 1, 18, NULL)", "Index Scan"},
-		{"bucket_in_turn", sql.kinds["bucket"]["grant_in_turn"].sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
-		{"window_in_turn", sql.kinds["window"]["grant_in_turn"].sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
-		{"slots_in_turn", sql.kinds["slots"]["grant_in_turn"].sql, "('a', 'k', 0, 1, 1, 1, 1, 18, NULL)", "Index Scan"},
-		{"bucket_many", sql.kinds["bucket"]["grant_many"].sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL)", "Index Scan"},
-		{"window_many", sql.kinds["window"]["grant_many"].sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL)", "Index Scan"},
-		{"slots_many", sql.kinds["slots"]["prefetch_many"].sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{18}', NULL, '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
-		{"slots_many_in_turn", sql.kinds["slots"]["prefetch_many_in_turn"].sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{18}', NULL, '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
-		{"prefetch_many", sql.common["prefetch_many"], "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL, '{1}', '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
-		{"prefetch_in_turn", sql.common["prefetch_many_in_turn"], "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL, '{1}', '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
+		{"bucket_grant", sql.kinds["bucket"].grant.sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
+		{"window_grant", sql.kinds["window"].grant.sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
+		{"slots_grant", sql.kinds["slots"].grant.sql, "('a', 'k', 0, 1, 1, 1, 1, 18, NULL)", "Index Scan"},
+		{"bucket_in_turn", sql.kinds["bucket"].grantInTurn.sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
+		{"window_in_turn", sql.kinds["window"].grantInTurn.sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
+		{"slots_in_turn", sql.kinds["slots"].grantInTurn.sql, "('a', 'k', 0, 1, 1, 1, 1, 18, NULL)", "Index Scan"},
+		{"bucket_many", sql.kinds["bucket"].grantMany.sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL)", "Index Scan"},
+		{"window_many", sql.kinds["window"].grantMany.sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL)", "Index Scan"},
+		{"slots_many", sql.kinds["slots"].prefetch.sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{18}', NULL, '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
+		{"slots_many_in_turn", sql.kinds["slots"].prefetchInTurn.sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{18}', NULL, '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
+		{"prefetch_many", sql.kinds["bucket"].prefetch.sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL, '{1}', '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
+		{"prefetch_in_turn", sql.kinds["bucket"].prefetchInTurn.sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL, '{1}', '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
 		{"find", sql.common["find"], "('a', 'k')", "Scan"},
 		{"reset", sql.common["reset"], "('a', 'k')", "Scan"},
 		{"reset_left", sql.common["reset_left"], "('a', 'k')", "Scan"},
@@ -146,7 +146,7 @@ SELECT 'a', 'k' || i, 0, 1e9, clock_timestamp() FROM generate_series(1, $1::int4
 			grant(n)
 		}
 		var kept, planned int
-		if err := conn.QueryRow(t.Context(), `SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE statement = $1`, sql.kinds["bucket"]["grant_many"].sql).Scan(&kept, &planned); err != nil {
+		if err := conn.QueryRow(t.Context(), `SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE statement = $1`, sql.kinds["bucket"].grantMany.sql).Scan(&kept, &planned); err != nil {
 			t.Fatal(err)
 		}
 		if planned > 5 || kept < 80 {

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -23,37 +22,12 @@ import (
 // sub-select. So the expressions are indexed, on a table whose columns stand
 // for the parameters and the rows.
 
-// plainOnly are the statements that are not sent to a table that is distributed.
-var plainOnly = []string{
-	"bucket.grant", "bucket.grant_in_turn", "bucket.grant_many", "bucket.grant_many_in_turn",
-	"window.grant", "window.grant_in_turn", "window.grant_many", "window.grant_many_in_turn",
-	"calendar.grant", "calendar.grant_in_turn", "calendar.prefetch_many", "calendar.prefetch_many_in_turn",
-	"slots.grant", "slots.grant_in_turn", "slots.prefetch_many", "slots.prefetch_many_in_turn",
-	"table.prefetch_many", "table.prefetch_many_in_turn", "table.read", "table.lock", "table.fill", "table.write", "maintenance.delete_listed",
-}
-
-// portableStatements are all statements of the portable form, by name.
-func portableStatements() map[string]string {
-	texts := allStatements(New("s", true, time.Second))
-	for _, name := range plainOnly {
-		delete(texts, name)
-	}
-	return texts
-}
-
-// allStatements are the statements of a table, by the names of their files and their own.
-func allStatements(t *Table) map[string]string {
-	all := make(map[string]string)
-	for file, s := range map[string]statements{"table": t.common, "maintenance": t.maintenance} {
-		for name, text := range s {
-			all[file+"."+name] = text
-		}
-	}
-	for kind, s := range t.kinds {
-		for name, statement := range s {
-			if statement.sql != t.common[name] {
-				all[kind+"."+name] = statement.sql
-			}
+// allStatements returns the statements on a table, by their folders and names.
+func allStatements(distributed bool) map[string]string {
+	all, in := make(map[string]string), textsFor("s.rate_limits", distributed)
+	for _, folder := range []string{"bucket", "window", "calendar", "slots", "common", "maintenance"} {
+		for name, text := range in(folder) {
+			all[folder+"."+name] = text
 		}
 	}
 	return all
@@ -61,7 +35,7 @@ func allStatements(t *Table) map[string]string {
 
 func TestPortableSQL(t *testing.T) {
 	judge := newJudge(t)
-	for name, text := range portableStatements() {
+	for name, text := range allStatements(true) {
 		if faults := judge.faults(t, text); faults != nil {
 			t.Errorf("%s: %q in:\n%s", name, faults, text)
 		}
@@ -71,18 +45,13 @@ func TestPortableSQL(t *testing.T) {
 // TestPortableSQLHasSomethingToJudge sees to it that the expressions are
 // found: none found would be none at fault.
 func TestPortableSQLHasSomethingToJudge(t *testing.T) {
-	all := allStatements(New("s", false, time.Second))
-	for _, name := range plainOnly {
-		if all[name] == "" {
-			t.Errorf("there is no statement %s any more", name)
-		}
-	}
+	portable := allStatements(true)
 	for name, want := range map[string]int{
 		"bucket.take_bare": 6, "bucket.take": 6, "window.take": 6, "slots.take": 8,
-		"bucket.give": 7, "window.give": 7, "table.write_ahead": 5, "table.await": 0, "table.touch": 6, "table.put": 4, "table.renew": 4,
-		"table.reset": 1, "table.reset_left": 3, "table.remove": 1, "table.find": 0,
+		"bucket.give": 7, "window.give": 7, "common.write_ahead": 5, "common.await": 0, "common.touch": 6, "common.put": 4, "common.renew": 4,
+		"common.reset": 1, "common.reset_left": 3, "common.remove": 1, "common.find": 0,
 	} {
-		if got := expressions(portableStatements()[name]); len(got) != want {
+		if got := expressions(portable[name]); len(got) != want {
 			t.Errorf("%s: %d expressions, want %d: %q", name, len(got), want, got)
 		}
 	}
@@ -91,7 +60,7 @@ func TestPortableSQLHasSomethingToJudge(t *testing.T) {
 // TestPortableSQLFindsFaults has the test above find what somebody could write.
 func TestPortableSQLFindsFaults(t *testing.T) {
 	judge := newJudge(t)
-	take := portableStatements()["window.take"]
+	take := allStatements(true)["window.take"]
 	for _, test := range []struct{ name, old, new, want string }{
 		{"clock in RETURNING", "RETURNING value, ts", "RETURNING value, clock_timestamp()", "IMMUTABLE"},
 		{"now in SET", "ts = greatest(r.ts, excluded.ts)", "ts = greatest(r.ts, now())", "IMMUTABLE"},

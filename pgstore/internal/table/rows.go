@@ -19,6 +19,8 @@ type Rows struct {
 	At     time.Time      // of the reading
 }
 
+// columns returns arrays. Statements have them behind sub-selects, to hide their lengths from the
+// planner: it would do better for a short one, and plan each time, which costs more than it saves.
 func (r *Rows) columns() (names, keys []string, shards []int32) {
 	names, keys, shards = make([]string, len(r.Rows)), make([]string, len(r.Rows)), make([]int32, len(r.Rows))
 	for i, row := range r.Rows {
@@ -47,7 +49,7 @@ func (r *Rows) scan(now *time.Time) func(pgx.Rows) error {
 			r.States[i-1], r.Found[i-1] = s.get()
 			return nil
 		})
-		r.At = told(now, r.At).UTC()
+		r.At = instant(now, r.At).UTC()
 		return err
 	}
 }

@@ -89,9 +89,9 @@ func orNull(t time.Time) *time.Time {
 	return &t
 }
 
-// told is the instant that decided: the one that a statement was told, or else the clock that
+// instant is the instant that decided: the one that a statement was told, or else the clock that
 // it has read.
-func told(now *time.Time, read time.Time) time.Time {
+func instant(now *time.Time, read time.Time) time.Time {
 	if now != nil {
 		return *now
 	}

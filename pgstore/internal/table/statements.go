@@ -2,122 +2,102 @@ package table
 
 import (
 	"embed"
-	"maps"
-	"regexp"
+	"fmt"
+	"io/fs"
+	"path"
 	"strings"
-
-	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"time"
 )
 
-// The statements are in files, each under a line that names it. Most are sent as they are written
-// but for the table's schema; some are derived at start (see below). They can be tried in psql:
+// Each statement on the table is a file, which is sent as it is: only %[1]s stands for the table's
+// name, which a Config may qualify by a schema. Files in the folder plain are for tables of one
+// server, and those in distributed for tables that are distributed. The Go that makes the arguments
+// says what a statement does. Statements without the table are constants there.
 //
-//	PREPARE grant_ AS <statement>;
-//	EXECUTE grant_('name', 'key', 0, 1, 1, 10, 10, 60e6, NULL);
+// A statement in_turn waits for its row, where the one without passes over rows that another
+// transaction has locked. (PostgreSQL reads a row again that has changed during the wait.) Its
+// transaction may have waited before it, so it counts from statement_timestamp.
 //
-//go:embed *.sql
+//go:embed sql
 var files embed.FS
 
-// statements are the texts of statements, by their names.
-type statements map[string]string
-
-// tableless is the statements that need no table.
-var tableless, _ = load("maintenance.sql")
-
-// load reads the statements of a file, and for each the parameters that the comment above it
-// names, in their order.
-func load(file string) (texts statements, names map[string][]string) {
-	text, err := files.ReadFile(file)
+// text returns the statement in a file, for the table of such a name.
+func text(file, table string) string {
+	sql, err := files.ReadFile(file)
 	if err != nil {
 		panic("table: " + err.Error()) // it is embedded
 	}
-	name := ""
-	texts, names = make(statements), make(map[string][]string)
-	for line := range strings.Lines(string(text)) {
-		if of, ok := strings.CutPrefix(line, "-- name: "); ok {
-			name = strings.TrimSpace(of)
-		} else if !strings.HasPrefix(line, "--") {
-			texts[name] += line
-		} else {
-			for _, named := range parameter.FindAllStringSubmatch(line, -1) {
-				names[name] = append(names[name], named[1])
+	return fmt.Sprintf(strings.TrimSpace(string(sql)), table)
+}
+
+// texts are the statements of a folder, by the names of their files.
+type texts map[string]string
+
+// textsFor returns the function that reads a folder of statements for the table of such a name.
+func textsFor(table string, distributed bool) func(folder string) texts {
+	form := "plain"
+	if distributed {
+		form = "distributed"
+	}
+	return func(folder string) texts {
+		all := make(texts)
+		for _, pattern := range []string{"sql/" + folder, "sql/" + form + "/" + folder} {
+			names, _ := fs.Glob(files, pattern+"/*.sql") // it is well-formed
+			for _, name := range names {
+				all[strings.TrimSuffix(path.Base(name), ".sql")] = text(name, table)
 			}
 		}
-	}
-	delete(texts, "") // the empty lines before the first
-	return texts, names
-}
-
-// parameter is how a comment names a parameter.
-var parameter = regexp.MustCompile(`\$\d+ (\w+)`)
-
-// in returns the statements for a table.
-func (s statements) in(table string) statements {
-	in := make(statements, len(s))
-	for name, text := range s {
-		in[name] = strings.ReplaceAll(strings.TrimSpace(text), conn.Table, table)
-	}
-	return in
-}
-
-// inTurn adds, for each statement that passes over rows which another transaction has locked, one
-// that waits for its row. (It is one statement, and need not lock the row first, since a row that
-// has changed during the wait is read again.) They are part of a transaction, which may have
-// waited before them.
-func (s statements) inTurn() {
-	for name, text := range maps.Clone(s) {
-		if waiting := passing.ReplaceAllString(text, "WHERE "); waiting != text {
-			s[name+inTurn] = strings.ReplaceAll(waiting, "CURRENT_TIMESTAMP", "statement_timestamp()")
-		}
+		return all
 	}
 }
 
-// inTurn ends the names of statements that wait.
-const inTurn = "_in_turn"
+// statement is a text, and the function that returns its arguments in the order of the text.
+type statement[T any] struct {
+	sql  string
+	args func(of T, now *time.Time) []any
+}
 
-// passing is the conditions that pass over rows that another transaction has locked.
-var passing = regexp.MustCompile(`(?s)WHERE \(?(SELECT )?set_config\(.*pg_current_snapshot\(\)\)\)\s+AND `)
+func with[T any](sql string, args func(T, *time.Time) []any) statement[T] {
+	return statement[T]{sql, args}
+}
 
-// distribute has upserts return their values by a SELECT around them, since a table that is
-// distributed takes no clock in RETURNING; and adds the take that computes nothing, which is
-// several times faster there.
-func (s statements) distribute() {
-	for name, text := range s {
-		upsert, returned, ok := strings.Cut(text, "\nRETURNING ")
-		columns, computed, computes := strings.Cut(returned, ",\n\t")
-		if !ok || !computes {
-			continue
-		}
-		upsert += "\nRETURNING " + columns
-		s[name] = "WITH written AS (" + upsert + ")\nSELECT " + columns + ", " + elsewhere.Replace(computed) + " FROM written"
-		if name == "take" {
-			s[name+bare] = upsert
-		}
+// kind is the statements that differ by the kind of limit. One that a kind does not have has no text.
+type kind struct {
+	must                                statement[must]
+	take, takeBare                      statement[taking] // bare computes nothing, which a distributed table does several times faster
+	give                                statement[*Give]
+	grant, grantInTurn                  statement[*Grant]
+	grantMany, prefetch, prefetchInTurn statement[*many]
+}
+
+// kinds returns the kinds by the names that definitions have for them.
+func kinds(in func(folder string) texts) map[string]*kind {
+	bucket, window, calendar, slots := in("bucket"), in("window"), in("calendar"), in("slots")
+	return map[string]*kind{
+		"bucket": {
+			must: with(bucket["take_must"], bucketMust),
+			take: with(bucket["take"], bucketTake), takeBare: with(bucket["take_bare"], bucketTake), give: with(bucket["give"], bucketGive),
+			grant: with(bucket["grant"], bucketGrant), grantInTurn: with(bucket["grant_in_turn"], bucketGrant),
+			grantMany: with(bucket["grant_many"], bucketMany),
+			prefetch:  with(bucket["prefetch_many"], bucketPrefetch), prefetchInTurn: with(bucket["prefetch_many_in_turn"], bucketPrefetch),
+		},
+		"window": {
+			must: with(window["take_must"], windowMust),
+			take: with(window["take"], windowTake), give: with(window["give"], windowGive),
+			grant: with(window["grant"], bucketGrant), grantInTurn: with(window["grant_in_turn"], bucketGrant),
+			grantMany: with(window["grant_many"], bucketMany),
+			prefetch:  with(bucket["prefetch_many"], bucketPrefetch), prefetchInTurn: with(bucket["prefetch_many_in_turn"], bucketPrefetch),
+		},
+		"calendar": {
+			must: with(calendar["take_must"], calendarMust),
+			take: with(calendar["take"], calendarTake), give: with(window["give"], windowGive), // which counts no edges
+			grant: with(calendar["grant"], calendarGrant), grantInTurn: with(calendar["grant_in_turn"], calendarGrant),
+			prefetch: with(calendar["prefetch_many"], calendarPrefetch), prefetchInTurn: with(calendar["prefetch_many_in_turn"], calendarPrefetch),
+		},
+		"slots": {
+			take:  with(slots["take"], slotsTake),
+			grant: with(slots["grant"], slotsGrant), grantInTurn: with(slots["grant_in_turn"], slotsGrant),
+			prefetch: with(slots["prefetch_many"], slotsPrefetch), prefetchInTurn: with(slots["prefetch_many_in_turn"], slotsPrefetch),
+		},
 	}
 }
-
-// bare ends the name of the take that computes nothing.
-const bare = "_bare"
-
-// elsewhere replaces expressions that hold only on the node of the row.
-var elsewhere = strings.NewReplacer("xmin::text", "pg_current_xact_id()::text", "xmax = 0", "false")
-
-// guarded adds the upserts for callers' transactions. They take an advisory lock, their last
-// argument, so that no call waits for a permit that another transaction is about to take or to
-// release: it is passed over. The holder of a permit writes it in any case.
-func (s statements) guarded() {
-	s["permit_take_tx"] = inserted.ReplaceAllString(s["permit_take"], "SELECT $1\nWHERE pg_try_advisory_xact_lock($$6::int8)\nON CONFLICT")
-	s["permit_keep_tx"] = inserted.ReplaceAllString(s["permit_keep"], "SELECT $1\nWHERE pg_try_advisory_xact_lock($$8::int8) IS NOT NULL\nON CONFLICT")
-}
-
-// apart replaces expressions that a distributed table does not support.
-func (s statements) apart() {
-	s["permit_prune"] = s["permit_prune_each"]
-	s["permit_look"] = locked.ReplaceAllString(s["permit_look"], "false")
-}
-
-// locked is the column that tells whether another transaction has a row locked.
-var locked = regexp.MustCompile(`(?s)NOT \(r\.xmax.*pg_current_snapshot\(\)\)\)`)
-
-// inserted is the values of an upsert.
-var inserted = regexp.MustCompile(`(?s)VALUES \((.*)\)\nON CONFLICT`)

@@ -1,10 +1,11 @@
 package table
 
 import (
+	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -13,12 +14,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/exact"
 )
 
-var (
-	sectionRE = regexp.MustCompile(`(?m)^-- name: (\w+)$`)
-	usedRE    = regexp.MustCompile(`"(\w+)"`)
-)
-
-// Each statement in a file is sent by some code, and none has the name of another of its file.
+// Each statement is sent by some code.
 func TestStatementsAreUsed(t *testing.T) {
 	used := make(map[string]bool)
 	sources, err := filepath.Glob("*.go")
@@ -31,30 +27,21 @@ func TestStatementsAreUsed(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !strings.HasSuffix(source, "_test.go") {
-			for _, match := range usedRE.FindAllSubmatch(text, -1) {
+			for _, match := range regexp.MustCompile(`"(\w+)"`).FindAllSubmatch(text, -1) {
 				used[string(match[1])] = true
 			}
 		}
 	}
-	for _, file := range []string{"table.sql", "maintenance.sql", "bucket.sql", "window.sql", "calendar.sql", "slots.sql"} {
-		text, err := files.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var names []string
-		for _, match := range sectionRE.FindAllSubmatch(text, -1) {
-			name := string(match[1])
-			if !used[name] {
-				t.Errorf("%s: nobody sends %s", file, name)
+	found := 0
+	if err := fs.WalkDir(files, "sql", func(file string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			if found++; !used[strings.TrimSuffix(strings.TrimSuffix(path.Base(file), ".sql"), "_tx")] {
+				t.Errorf("nobody sends %s", file)
 			}
-			if slices.Contains(names, name) {
-				t.Errorf("%s: two statements are %s", file, name)
-			}
-			names = append(names, name)
 		}
-		if texts, _ := load(file); len(texts) != len(names) || len(names) == 0 {
-			t.Errorf("%s: %d statements, want %d", file, len(texts), len(names))
-		}
+		return err
+	}); err != nil || found < 50 {
+		t.Errorf("found %d, %v", found, err)
 	}
 }
 
@@ -66,9 +53,9 @@ func TestStatementsAreAsWritten(t *testing.T) {
 			t.Errorf("got %s, want %s", got, want)
 		}
 	}
-	for name, text := range allStatements(New("", false, time.Second)) {
-		if strings.Contains(text, "--") || text == "" || text != strings.TrimSpace(text) {
-			t.Errorf("%s: a comment, or nothing, in:\n%s", name, text)
+	for name, text := range allStatements(true) {
+		if !strings.Contains(text, "s.rate_limits") || strings.Contains(text, "%") || strings.Contains(text, "--") {
+			t.Errorf("%s: no table, or more than SQL, in:\n%s", name, text)
 		}
 	}
 }
@@ -76,51 +63,40 @@ func TestStatementsAreAsWritten(t *testing.T) {
 // What passes over locked rows is left out of a statement that waits in turn, which counts from
 // when it had its turn; and nothing else.
 func TestInTurn(t *testing.T) {
-	for kind, s := range New("", false, time.Second).kinds {
-		for _, free := range []string{"grant", "prefetch_many"} {
-			text := s[free+"_in_turn"].sql
-			if text == "" || strings.Contains(text, "lock_timeout") || strings.Contains(text, "xmax") {
-				t.Errorf("%s.%s passes over:\n%s", kind, free, text)
-			}
-			if strings.Contains(text, "CURRENT_TIMESTAMP") {
-				t.Errorf("%s.%s counts from before its turn:\n%s", kind, free, text)
-			}
-			text = strings.ReplaceAll(text, "statement_timestamp()", "CURRENT_TIMESTAMP")
-			head, tail, _ := strings.Cut(text, "\nWHERE r.name = u.name")
-			if !strings.HasPrefix(s[free].sql, head+"\nWHERE ") || !strings.HasSuffix(s[free].sql, "\n\tAND r.name = u.name"+tail) {
-				t.Errorf("%s.%s is not the same otherwise:\n%s", kind, free, text)
-			}
+	passing := regexp.MustCompile(`(?s)WHERE \(?(SELECT )?set_config\('lock_timeout', '1', true\).*pg_current_snapshot\(\)\)\)\s+AND `)
+	for name, text := range allStatements(false) {
+		free, inTurn := strings.CutSuffix(name, "_in_turn")
+		if !inTurn {
+			continue
+		}
+		want := strings.ReplaceAll(passing.ReplaceAllString(allStatements(false)[free], "WHERE "), "CURRENT_TIMESTAMP", "statement_timestamp()")
+		if text != want || strings.Contains(text, "xmax") || !strings.Contains(text, "statement_timestamp()") {
+			t.Errorf("%s:\n%s\nwant\n%s", name, text, want)
 		}
 	}
 }
 
-// The comment above each statement of a kind names its parameters, in order, and there is a
-// value for each name.
-func TestParameters(t *testing.T) {
-	used := regexp.MustCompile(`\$(\d+)`)
-	for kind, s := range New("", true, time.Second).kinds {
-		own, parameters := load(kind + ".sql")
-		own["prefetch_many"] = s["prefetch_many"].sql // or table.sql's
-		_, shared := load("table.sql")
-		for name := range own {
-			names := parameters[name]
-			if names == nil {
-				names = shared[name]
-			}
-			last := 0
-			for _, n := range used.FindAllStringSubmatch(s[name].sql, -1) {
-				number, _ := strconv.Atoi(n[1])
-				last = max(last, number)
-			}
-			if last == 0 || last != len(names) || last != len(s[name].takes) {
-				t.Errorf("%s.%s has %d parameters, of which %d are named: %q", kind, name, last, len(names), names)
-			}
-			for i, of := range names {
-				if parameterValues[of] == nil || s[name].takes[i] == nil {
-					t.Errorf("%s.%s: there is no value for %s", kind, name, of)
-				}
-			}
+// On a distributed table an upsert returns its columns to a SELECT around it, which reads the clock,
+// and is the same otherwise.
+func TestDistributed(t *testing.T) {
+	plain, found := allStatements(false), 0
+	for name, text := range allStatements(true) {
+		upsert, returned, computes := strings.Cut(plain[name], ",\n\tclock_timestamp(), ")
+		if !computes {
+			continue
 		}
+		found++
+		_, columns, _ := strings.Cut(upsert, "\nRETURNING ")
+		own := map[string]string{"xmin::text": "pg_current_xact_id()::text", "xmax = 0": "false"}[returned]
+		if want := "WITH written AS (" + upsert + ")\nSELECT " + columns + ", clock_timestamp(), " + own + " FROM written"; text != want {
+			t.Errorf("%s:\n%s\nwant\n%s", name, text, want)
+		}
+		if bare := allStatements(true)[name+"_bare"]; name == "bucket.take" && bare != upsert {
+			t.Errorf("%s_bare:\n%s\nwant\n%s", name, bare, upsert)
+		}
+	}
+	if found != 7 {
+		t.Errorf("found %d statements", found)
 	}
 }
 
@@ -128,7 +104,7 @@ func TestParameters(t *testing.T) {
 func TestTolerance(t *testing.T) {
 	tolerance := regexp.MustCompile(`\d\.\d+e-\d+`)
 	found := 0
-	for name, text := range allStatements(New("", false, time.Second)) {
+	for name, text := range allStatements(false) {
 		for _, factor := range tolerance.FindAllString(text, -1) {
 			if v, err := strconv.ParseFloat(factor, 64); err != nil || v != exact.Tolerance(1, 0, 0) {
 				t.Errorf("%s: %s, want %v", name, factor, exact.Tolerance(1, 0, 0))

@@ -10,7 +10,6 @@ package table
 
 import (
 	"context"
-	"maps"
 	"sync/atomic"
 	"time"
 
@@ -31,10 +30,10 @@ type Querier interface {
 
 // Table is the statements for one table.
 type Table struct {
-	common, maintenance statements
-	inflight            statements                      // of limits of how many at once
-	kinds               map[string]map[string]statement // by the name of a kind's, and their own
-	schema              string                          // of the table; none is the search_path's
+	common, maintenance texts
+	inflight            texts // of limits of how many at once
+	kinds               map[string]*kind
+	schema              string // of the table; none is the search_path's
 	distributed         bool
 	silence             time.Duration
 	noTurns             atomic.Bool          // the role may not use advisory locks
@@ -42,45 +41,22 @@ type Table struct {
 	kept                keeper
 }
 
-// New makes the statements for the table in a schema, "" for the search_path's. The server
+// New reads the statements for the table in a schema, "" for the search_path's. The server
 // releases the locks of a transaction after hearing nothing of the client for silence.
 func New(schema string, distributed bool, silence time.Duration) *Table {
 	name := pgx.Identifier{conn.Table}
 	if schema != "" {
 		name = pgx.Identifier{schema, conn.Table}
 	}
-	in := func(file string) (statements, map[string][]string) {
-		texts, parameters := load(file)
-		s := texts.in(name.Sanitize())
-		if s.inTurn(); distributed {
-			s.distribute()
-		}
-		return s, parameters
+	in := textsFor(name.Sanitize(), distributed)
+	return &Table{
+		common: in("common"), maintenance: in("maintenance"), inflight: in("inflight"), kinds: kinds(in),
+		schema: schema, distributed: distributed, silence: silence,
 	}
-	t := &Table{kinds: make(map[string]map[string]statement), schema: schema, distributed: distributed, silence: silence}
-	t.maintenance, _ = in("maintenance.sql")
-	t.inflight, _ = in("inflight.sql")
-	common, parameters := in("table.sql")
-	for _, kind := range bucket.Statements() {
-		own, its := in(kind + ".sql")
-		t.kinds[kind] = common.taking(parameters)
-		maps.Copy(t.kinds[kind], own.taking(its))
-	}
-	t.kinds["calendar"]["give"] = t.kinds["window"]["give"] // which counts no edges
-	t.common = common
-	if distributed {
-		t.inflight.apart()
-	} else {
-		t.inflight.guarded()
-	}
-	return t
 }
 
 // Close gives back the connection that the table keeps, and has it keep none any more.
 func (t *Table) Close() { t.kept.close() }
 
-// of returns a statement for limits of such a kind; false if it has no such.
-func (t *Table) of(d *bucket.Definition, name string) (s statement, ok bool) {
-	s, ok = t.kinds[d.Statements()][name]
-	return s, ok
-}
+// of returns the statements for limits of such a kind.
+func (t *Table) of(d *bucket.Definition) *kind { return t.kinds[d.Statements()] }

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
@@ -14,14 +13,17 @@ import (
 // Take makes a change, if its row has enough tokens and, unless reserve, is not paused. The row
 // stays locked when it has not, too. A sliding window's reservations do not use it.
 func (t *Table) Take(ctx context.Context, q Querier, reserve bool, c *decide.Change, now *time.Time) (taken Taken, err error) {
-	name, fields := "take"+bare, []any(nil)
-	if _, ok := t.of(&c.Definition, name); !ok || reserve || c.Definition.Stepped() {
-		name, fields = "take", []any{&taken.At, &taken.Xid}
+	k := t.of(&c.Definition)
+	s, bare := &k.takeBare, !reserve && !c.Definition.Stepped()
+	if bare = bare && s.sql != ""; !bare {
+		s = &k.take
 	}
-	sql, args := t.forTake(name, reserve, c, now)
-	err = taken.scan(q.QueryRow(ctx, sql, args...), &c.Definition, fields...)
-	if fields == nil {
+	row := q.QueryRow(ctx, s.sql, s.args(takingOf(c, reserve), now)...)
+	if bare {
+		err = taken.scan(row, &c.Definition)
 		taken.At = taken.After.TS // it is that, but after the clock went back
+	} else {
+		err = taken.scan(row, &c.Definition, &taken.At, &taken.Xid)
 	}
 	taken.charge(&c.Definition, now)
 	return taken, err
@@ -29,25 +31,12 @@ func (t *Table) Take(ctx context.Context, q Querier, reserve bool, c *decide.Cha
 
 // QueueTake puts a take into a batch.
 func (t *Table) QueueTake(batch *pgx.Batch, reserve bool, c *decide.Change, now *time.Time, taken *Taken) {
-	sql, args := t.forTake("take", reserve, c, now)
-	batch.Queue(sql, args...).QueryRow(func(row pgx.Row) error {
+	s := &t.of(&c.Definition).take
+	batch.Queue(s.sql, s.args(takingOf(c, reserve), now)...).QueryRow(func(row pgx.Row) error {
 		err := taken.scan(row, &c.Definition, &taken.At, &taken.Xid)
 		taken.charge(&c.Definition, now)
 		return err
 	})
-}
-
-// whatever is an instant by which every pause is over.
-var whatever = pgtype.Timestamptz{InfinityModifier: pgtype.Infinity, Valid: true}
-
-// forTake is a statement that takes, with its arguments.
-func (t *Table) forTake(name string, reserve bool, c *decide.Change, now *time.Time) (sql string, args []any) {
-	v := values{row: c.Row, definition: &c.Definition, count: c.Count, floor: c.Floor, ts: c.Before.TS, now: now, over: whatever}
-	if !reserve {
-		v.over = orNull(c.Past)
-	}
-	s, _ := t.of(&c.Definition, name)
-	return s.with(v)
 }
 
 // QueueTouch puts into a batch the locking of a change's row, which is returned as it is. One
@@ -57,16 +46,6 @@ func (t *Table) QueueTouch(batch *pgx.Batch, c *decide.Change, now *time.Time, t
 	fresh := d.Fresh(c.Key.Key, longAgo)
 	args := []any{c.Name, c.Key.Key, int32(c.Shard), d.Capacity, tick(d), now, origin(d, c.Key.Key, c.Before.TS, now), numbers(&fresh)}
 	batch.Queue(t.common["touch"], args...).QueryRow(func(row pgx.Row) error { return taken.scanGive(row, now) })
-}
-
-// Give is tokens to give to a change's row.
-type Give struct {
-	*decide.Change
-	Tokens, Most float64 // beside tokens that are out no more than leaves room for them; otherwise up to Most
-	Spent        bucket.Spent
-
-	Taken Taken // the row as it is then, before it is settled
-	Given bool  // the tokens, if there are any, are in the row; false for a row with slots, into which the caller puts them
 }
 
 // Give gives tokens to rows, after the statements that are in batch already, and reports spent
@@ -99,13 +78,12 @@ func (t *Table) Give(ctx context.Context, q Querier, batch *pgx.Batch, gives []G
 
 // queueGive puts into a batch the giving of tokens to a row.
 func (t *Table) queueGive(batch *pgx.Batch, g *Give, now *time.Time) {
-	s, ok := t.of(&g.Definition, "give")
-	if g.Given = ok; !ok || g.Tokens == 0 && g.Spent.Spent == 0 {
+	s := &t.of(&g.Definition).give
+	if g.Given = s.sql != ""; !g.Given || g.Tokens == 0 && g.Spent.Spent == 0 {
 		t.QueueTouch(batch, g.Change, now, &g.Taken)
 		return
 	}
-	sql, args := s.with(values{row: g.Row, definition: &g.Definition, count: g.Tokens, most: g.Most, ts: g.Before.TS, now: now, spent: &g.Spent})
-	batch.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return g.Taken.scanGive(row, now) })
+	batch.Queue(s.sql, s.args(g, now)...).QueryRow(func(row pgx.Row) error { return g.Taken.scanGive(row, now) })
 }
 
 // QueueRemove puts into a batch the deletion of a row, which then is full.
@@ -119,7 +97,9 @@ func (t *Table) QueuePut(batch *pgx.Batch, row decide.Row, s bucket.State) {
 }
 
 // QueueRenew puts into a batch the writing of a sliding window's row as its definition writes it,
-// unless it has changed since it was seen. It means the same afterwards.
+// unless it has changed since it was seen. It means the same afterwards. The value does not tell
+// whether a slot that is ahead has been given more, but the newest total does. A connection may
+// write numbers as text with 15 digits; no count that can be taken is as small as that.
 func (t *Table) QueueRenew(batch *pgx.Batch, row decide.Row, seen, as bucket.State) {
 	var newest *float64
 	if seen.Slots != nil {

@@ -30,7 +30,7 @@ func (t *Taken) scan(row pgx.Row, d *bucket.Definition, more ...any) error {
 		fields = fields[:3]
 	}
 	err := t.scanned(row.Scan(append(fields, more...)...), &s)
-	if !t.After.TS.After(longAgo) { // the row was made by edges that do not reach now: see calendar.sql
+	if !t.After.TS.After(longAgo) { // the row was made by edges that do not reach now: see calendarTake
 		t.After, t.OK = bucket.State{}, false
 	}
 	return err
@@ -52,7 +52,7 @@ func (t *Taken) scanned(err error, s *state) error {
 // the end of its tick.
 func (t *Taken) charge(d *bucket.Definition, now *time.Time) {
 	last := d.Next(t.After.TS).Add(-time.Microsecond)
-	if t.At = told(now, t.At); t.At.After(last) {
+	if t.At = instant(now, t.At); t.At.After(last) {
 		t.At = last
 	}
 }
@@ -66,6 +66,6 @@ func (t *Taken) scanGive(row pgx.Row, now *time.Time) error {
 	if err := t.scanned(row.Scan(s.fields(&ahead, &t.At, &t.Made)...), &s); err != nil {
 		return err
 	}
-	t.At, t.Out = told(now, t.At), readOut(ahead)
+	t.At, t.Out = instant(now, t.At), readOut(ahead)
 	return nil
 }

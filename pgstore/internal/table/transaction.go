@@ -15,13 +15,15 @@ const pipelined = 500 * time.Millisecond
 
 const beginSQL = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
-// HeardFor is how long the answer of a statement that prefetches, or returns, is awaited after its
+// OutlastTime is how long the answer of a statement that prefetches, or returns, is awaited after its
 // time is over. The server completes it anyway, so the tokens that it takes have to be returned, and
 // those that it may have returned are lost.
-const HeardFor = 5 * time.Second
+const OutlastTime = 5 * time.Second
 
-// heard returns a context for such a statement.
-func heard(ctx context.Context) (context.Context, context.CancelFunc) { return Outlast(ctx, HeardFor) }
+// outlast returns a context for such a statement.
+func outlast(ctx context.Context) (context.Context, context.CancelFunc) {
+	return Outlast(ctx, OutlastTime)
+}
 
 // Outlast returns a context that ends a time after ctx has ended, and has no other deadline.
 func Outlast(ctx context.Context, by time.Duration) (context.Context, context.CancelFunc) {
@@ -44,11 +46,13 @@ func ToSavepoint() *pgx.Batch {
 	return &batch
 }
 
+const boundsSQL = `SELECT set_config('lock_timeout', $1::text, true), set_config('idle_in_transaction_session_timeout', $2::text, true)`
+
 // QueueBounds puts into a batch, after the BEGIN of a transaction, the longest that
 // it waits for a lock, 0 for any time; and that the server keeps its own for no longer than
 // the Table's silence while it hears nothing of the client.
 func (t *Table) QueueBounds(batch *pgx.Batch, wait time.Duration) {
-	batch.Queue(t.common["bounds"], milliseconds(wait), milliseconds(t.silence))
+	batch.Queue(boundsSQL, milliseconds(wait), milliseconds(t.silence))
 }
 
 // milliseconds returns the value of a setting.

@@ -36,7 +36,7 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 	last := ctx // the context of the COMMIT
 	if g.TakesExtra() {
 		var stop context.CancelFunc
-		last, stop = heard(ctx)
+		last, stop = outlast(ctx)
 		defer stop()
 	}
 	wait := conn.Awaited
@@ -77,6 +77,15 @@ func (t *Table) acquireFor(ctx context.Context, pool *pgxpool.Pool, g *Grant) (p
 	return s.Conn, func() { t.kept.release(ctx, s) }, err
 }
 
+// turnSQL is boundsSQL, and then waits for an advisory lock, which is the transaction's until it ends. It
+// returns for how long it waited, in nanoseconds. The statements of the transaction find one row by
+// its key, for which a plan for any values is as good: a session would make five for theirs before it
+// made that one.
+const turnSQL = `SELECT set_config('lock_timeout', $1::text, true), set_config('idle_in_transaction_session_timeout', $2::text, true),
+	set_config('plan_cache_mode', 'force_generic_plan', true),
+	set_config('synchronous_commit', CASE WHEN $3::bool THEN 'off' ELSE current_setting('synchronous_commit') END, true),
+	CASE WHEN pg_advisory_xact_lock($4::int8) IS NOT NULL THEN (date_part('epoch', clock_timestamp() - statement_timestamp()) * 1000000)::int8 * 1000 END`
+
 // beginTurn begins a batch with a transaction that waits for its turn at the row of a grant, before
 // it waits for the row itself: PostgreSQL wakes all waiters for a row each time that it is free, and
 // all but one find it locked again. Correctness does not depend on it. The grant is told how long it
@@ -84,7 +93,7 @@ func (t *Table) acquireFor(ctx context.Context, pool *pgxpool.Pool, g *Grant) (p
 func (t *Table) beginTurn(g *Grant, wait time.Duration, early bool) *pgx.Batch {
 	var batch pgx.Batch
 	batch.Queue(beginSQL)
-	batch.Queue(t.common["turn"], milliseconds(wait), milliseconds(t.silence), early, Lock(t.schema, g.Row)).QueryRow(func(row pgx.Row) error {
+	batch.Queue(turnSQL, milliseconds(wait), milliseconds(t.silence), early, Lock(t.schema, g.Row)).QueryRow(func(row pgx.Row) error {
 		return row.Scan(nil, nil, nil, nil, &g.Waited)
 	})
 	return &batch
@@ -92,10 +101,10 @@ func (t *Table) beginTurn(g *Grant, wait time.Duration, early bool) *pgx.Batch {
 
 // queueGrant puts into a batch the statement for a grant that waits for its row.
 func (t *Table) queueGrant(batch *pgx.Batch, g *Grant, now *time.Time) {
+	k := t.of(&g.Definition)
 	if g.TakesExtra() {
-		t.queueMany(batch, []*Grant{g}, inTurn, now)
+		queueMany(batch, &k.prefetchInTurn, manyOf([]*Grant{g}), true, now)
 		return
 	}
-	sql, args := t.forGrant("grant"+inTurn, g, now)
-	batch.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return g.scan(row, now) })
+	batch.Queue(k.grantInTurn.sql, k.grantInTurn.args(g, now)...).QueryRow(func(row pgx.Row) error { return g.scan(row, now) })
 }

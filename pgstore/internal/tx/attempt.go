@@ -21,6 +21,7 @@ type attempt struct {
 	call       *decide.Call
 	shards     []int         // the shard of each limit that is this transaction's alone
 	claim      *memory.Claim // the tokens that are not taken from rows
+	held       bool          // all of them: it takes from no row
 	do         Func
 
 	conn        *pgxpool.Conn
@@ -52,7 +53,7 @@ func (a *attempt) run(ctx context.Context) error {
 	if !lost {
 		return err
 	}
-	if a.claim.All() {
+	if a.held {
 		return fmt.Errorf("%w: %w", conn.ErrOutcomeUnknown, err)
 	}
 	if rolledBack := a.resolve(ctx, err); rolledBack != nil {
@@ -74,7 +75,7 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	}
 	defer pooled.Release() // also when the function panics or ends its goroutine
 	a.conn = pooled
-	if !a.claim.All() { // whose outcome cannot be read
+	if !a.held { // whose outcome cannot be read
 		a.incarnation = incarnation(ctx, pooled)
 	}
 	a.turn = a.turnOf(ctx)
@@ -134,9 +135,9 @@ func (a *attempt) again(ctx context.Context, tx pgx.Tx, err error) (lost bool, _
 	switch {
 	case !conn.Retriable(err) && !conn.Forgotten(err):
 		return false, err
-	case a.claim.All() && a.ended:
+	case a.held && a.ended:
 		return false, fmt.Errorf("%w: the function ended the transaction itself: %w", conn.ErrOutcomeUnknown, err)
-	case a.claim.All(): // nobody can ask, and a function that has begun another is not found out
+	case a.held: // nobody can ask, and a function that has begun another is not found out
 		return false, err
 	case !a.over():
 		conn.End(ctx, tx)
@@ -157,7 +158,7 @@ func (a *attempt) again(ctx context.Context, tx pgx.Tx, err error) (lost bool, _
 // became is the error of a function that has ended the transaction itself: none if
 // that was committed.
 func (a *attempt) became(ctx context.Context) error {
-	if a.claim.All() {
+	if a.held {
 		return fmt.Errorf("%w: the function ended the transaction itself: %w", conn.ErrOutcomeUnknown, pgx.ErrTxClosed)
 	}
 	committed, err := a.committed(ctx)

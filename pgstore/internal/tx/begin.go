@@ -15,7 +15,7 @@ import (
 // had enough. The transaction may be there with an error, too, and is for the caller to end.
 func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 	b := a.taker
-	if a.claim.All() {
+	if a.held {
 		return a.beginHeld(ctx)
 	}
 	if len(a.call.Demands) == 0 {
@@ -69,7 +69,7 @@ func (a *attempt) try(ctx context.Context, changes []decide.Change) (pgx.Tx, err
 
 // answer keeps the result of the call, made from that of its rows.
 func (a *attempt) answer(result ratelimit.Result) {
-	if !a.claim.None() {
+	if a.claim != nil {
 		result = a.claim.Result(result)
 	}
 	a.result = result
@@ -130,7 +130,7 @@ func (a *attempt) take(ctx context.Context, changes []decide.Change) (pgx.Tx, er
 // turnOf returns the turn of an attempt at its rows.
 func (a *attempt) turnOf(ctx context.Context) turn {
 	l := turn{conn: a.conn, contention: a.contention}
-	if a.claim.All() {
+	if a.held {
 		return l
 	}
 	if locks := a.contention.recent(a.locks); len(locks) > 0 && ownSession(ctx, a.conn) {

@@ -85,20 +85,24 @@ func (r *Runner) runEnforced(ctx context.Context, w *watch.Watch, reserve bool, 
 		ctx, cancel = context.WithTimeout(ctx, r.RetryBudget)
 		defer cancel()
 	}
-	u := run{Runner: r, watch: w, do: do, claim: r.memory.ClaimHeld(reserve, requests)}
-	u.rows = &u.call
-	if u.claim.None() {
-		if !noTake {
-			var err error
-			if u.call, err = r.known.Call(decide.All, reserve, requests); err != nil {
-				return ratelimit.Result{}, err
+	u := run{Runner: r, watch: w, do: do}
+	if r.memory != nil {
+		defer func() { // also when the function panics or ends its goroutine
+			if u.claim != nil {
+				u.claim.End(u.spent)
 			}
-		}
-		if r.Pool == nil {
-			return ratelimit.Result{}, conn.ErrNoPool
+		}()
+	}
+	u.rows = &u.call
+	if !noTake {
+		var err error
+		if u.call, err = r.known.Call(decide.All, reserve, requests); err != nil {
+			return ratelimit.Result{}, err
 		}
 	}
-	defer func() { u.claim.End(u.spent) }() // also when the function panics or ends its goroutine
+	if r.Pool == nil {
+		return ratelimit.Result{}, conn.ErrNoPool
+	}
 	err := r.RetryCounted(ctx, func() { w.Retries++ }, func() error { return u.attempt(ctx) })
 	if err == nil && u.result.OK {
 		receipt.Committed(u.result.Receipt)
@@ -117,7 +121,7 @@ type run struct {
 
 	call   decide.Call
 	rows   *decide.Call  // which the transaction takes
-	claim  *memory.Claim // the tokens that are not taken from rows
+	claim  *memory.Claim // the tokens that are not taken from rows; nil if there are none
 	spent  bool          // the claimed tokens are
 	result ratelimit.Result
 }
@@ -129,61 +133,68 @@ func (u *run) attempt(ctx context.Context) (err error) {
 		return err
 	}
 	defer leave()
-	a := attempt{taker: u.Taker, contention: &u.contention, call: u.rows, shards: shards, lockAll: u.rows.OnLockedRows(), claim: u.claim, do: u.do}
+	a := attempt{taker: u.Taker, contention: &u.contention, call: u.rows, shards: shards, lockAll: u.rows.OnLockedRows(), claim: u.claim, held: u.claim != nil && u.claim.All(), do: u.do}
 	done, w := false, u.watch
 	defer func() { // also when the function panics or ends its goroutine
 		if done = done || a.ended; !done {
 			receipt.RolledBack(a.result.Receipt)
 		}
 		u.spent = u.spent || done
-		if a.ended && w.Became == ratelimit.OutcomeRolledBack { // by the function, perhaps by COMMIT
-			w.Became = ratelimit.OutcomeUnknown
+		if a.ended && w.Outcome == ratelimit.OutcomeRolledBack { // by the function, perhaps by COMMIT
+			w.Outcome = ratelimit.OutcomeUnknown
 		}
 	}()
-	w.Became = ratelimit.OutcomeRolledBack // unless the function returns
+	w.Outcome = ratelimit.OutcomeRolledBack // unless the function returns
 	err = a.run(ctx)
-	w.Became = a.outcome(err)
-	if a.met {
-		u.memory.Met(u.rows)
+	w.Outcome = a.outcome(err)
+	if a.met && u.memory != nil {
+		u.memory.NoteShared(u.rows)
 	}
 	u.result, done = a.result, err == nil || conn.Done(err)
 	return err
 }
 
-// enter claims what memory has of the call by now, and waits for the transaction's turn at the rows
-// of the rest. If it had to wait, and prefetching is worth it by then, it claims once more.
+// enter waits for the transaction's turn at its rows. With a memory it claims before what that has
+// of the call by now. If it had to wait, and prefetching is worth it by then, it claims once more.
 func (u *run) enter(ctx context.Context) (shards []int, leave func(), err error) {
+	if u.memory == nil {
+		shards, leave, _, err = u.wait(ctx)
+		return shards, leave, err
+	}
 	for again := true; ; again = false {
-		if u.claim.None() {
+		if u.claim == nil {
 			u.noteContention()
 			if u.claim, u.result, err = u.memory.Claim(ctx, &u.call); err != nil || u.result.Request.Limit != nil {
 				return nil, nil, cmp.Or(err, u.result.Err())
 			}
 		}
-		if !u.claim.None() {
+		if u.claim != nil {
 			u.rows = &u.claim.Rest
 		}
-		begun := time.Now()
-		shards, leave, waited, err := u.queue(ctx, u.rows)
-		if err != nil {
-			return nil, nil, u.Fault("wait", err)
-		}
-		if waited {
-			u.watch.Queued += time.Since(begun)
-		}
-		if !again || !waited || !u.claim.None() || !u.memory.Worth(&u.call) {
-			return shards, leave, nil
+		shards, leave, waited, err := u.wait(ctx)
+		if err != nil || !again || !waited || u.claim != nil || !u.memory.WorthPrefetching(&u.call) {
+			return shards, leave, err
 		}
 		leave()
 	}
 }
 
+// wait waits until it is the transaction's turn at its rows, and reports whether it had to.
+func (u *run) wait(ctx context.Context) (shards []int, leave func(), waited bool, err error) {
+	begun := time.Now()
+	shards, leave, waited, err = u.queue(ctx, u.rows)
+	if err != nil {
+		return nil, nil, waited, u.Fault("wait", err)
+	}
+	if waited {
+		u.watch.Queued += time.Since(begun)
+	}
+	return shards, leave, waited, nil
+}
+
 // noteContention has memory know that others were met lately at the rows of the call, before it
 // meets them again.
 func (u *run) noteContention() {
-	if u.memory == nil {
-		return
-	}
 	for i := range u.call.Demands {
 		a := &u.call.Demands[i]
 		locks := func() []int64 { return []int64{table.Lock(u.Schema, decide.Row{Key: a.KeyOf()})} }
@@ -212,8 +223,9 @@ func (r *Runner) queue(ctx context.Context, call *decide.Call) (shards []int, le
 			return r.known.Shards.Choose(a, among)
 		})
 		if !atOnce {
-			waited = true
-			r.memory.Contended(a)
+			if waited = true; r.memory != nil {
+				r.memory.Contended(a)
+			}
 		}
 		if err != nil {
 			leave()

@@ -54,7 +54,7 @@ func (t *try) send(ctx context.Context, q table.Querier) error {
 func (t *try) sharded(i int) bool { return t.call.Demands[t.changes[i].Demand].Sharded() }
 
 // saved reports whether a change is made behind the savepoint.
-func (t *try) saved(i int) bool { return t.behind || !t.taker.table.TellsMade() || t.sharded(i) }
+func (t *try) saved(i int) bool { return t.behind || !t.taker.table.ReportsMade() || t.sharded(i) }
 
 // granted reports whether all was taken.
 func (t *try) granted() bool {

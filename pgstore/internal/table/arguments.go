@@ -1,0 +1,178 @@
+package table
+
+import (
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// taking is a change that takes.
+type taking struct {
+	*decide.Change
+	over any // an instant by which a pause is known to be over; NULL for none
+}
+
+func takingOf(c *decide.Change, reserve bool) taking {
+	if reserve { // which a pause does not stop
+		return taking{c, pgtype.Timestamptz{InfinityModifier: pgtype.Infinity, Valid: true}}
+	}
+	return taking{c, orNull(c.Past)}
+}
+
+// Give is tokens to give to a change's row.
+type Give struct {
+	*decide.Change
+	Tokens, Most float64 // beside tokens that are out no more than leaves room for them; otherwise up to Most
+	Spent        bucket.Spent
+
+	Taken Taken // the row as it is then, before it is settled
+	Given bool  // the tokens, if there are any, are in the row; false for a row with slots, into which the caller puts them
+}
+
+// A must is a take whose refusal is an error, so that nothing behind it in the same round trip is
+// done. Its error is that of a cast, 22P02, of a text that has the mark of the take and the state
+// that decided: value, ts, now and the end of a pause. (A NULL in a NOT NULL column would write the
+// key into the server's log.) It has no second way, so unlike a take it turns nothing away: a pause
+// that is over by its clock is, and a window counts from the edges of its row.
+type must struct {
+	taking
+	mark string
+}
+
+// origin returns an instant from which to count the ticks of a row that had one at ts. By the
+// calendar it is the ts of a full row that is made now: an edge, and if the clocks differ, perhaps
+// not the newest, which makes no difference.
+func origin(d *bucket.Definition, key string, ts time.Time, now *time.Time) time.Time {
+	switch {
+	case d.Every != 0:
+		return d.Fresh(key, around(now)).TS
+	case ts.IsZero():
+		return d.Fresh(key, longAgo).TS
+	}
+	return ts
+}
+
+// around returns an instant that the database's clock is likely to show: the one that decides, if
+// it is known.
+func around(now *time.Time) time.Time {
+	if now != nil {
+		return *now
+	}
+	return time.Now()
+}
+
+// never is a tick that does not come to an end, in microseconds.
+const never = 1e17
+
+// tick returns the granularity of a limit's clock, in microseconds. Statements that know one do not
+// count edges of the calendar.
+func tick(d *bucket.Definition) float64 {
+	if d.Every != 0 {
+		return never
+	}
+	return float64(d.Tick())
+}
+
+// size returns how many totals a row with slots has.
+func size(d *bucket.Definition) int32 { return int32(d.Slots + 2) }
+
+// spentEnd returns until when spent tokens are counted in ahead.
+func spentEnd(d *bucket.Definition, s *bucket.Spent) *time.Time { return orNull(d.Counted(s.SpentEnd)) }
+
+// many are the grants of one statement.
+type many struct {
+	grants      []*Grant
+	definitions []*Grant // with each definition one, of those that follow another
+	places      []int32  // in definitions, from 1
+	prefetch    bool     // one of them does
+}
+
+func manyOf(grants []*Grant) *many {
+	m := &many{grants: grants, places: make([]int32, len(grants))}
+	for i, g := range grants {
+		m.prefetch = m.prefetch || g.TakesExtra()
+		if n := len(m.definitions); n == 0 || m.definitions[n-1].Definition != g.Definition || m.definitions[n-1].capacity() != g.capacity() {
+			m.definitions = append(m.definitions, g)
+		}
+		m.places[i] = int32(len(m.definitions))
+	}
+	return m
+}
+
+// sent returns the number of edges that a statement receives for each definition.
+func (m *many) sent() (most int) {
+	for _, g := range m.definitions {
+		most = max(most, g.Definition.Sent())
+	}
+	return most
+}
+
+// edges returns those of all definitions, one after another.
+func (m *many) edges(around time.Time) (edges, had []time.Time) {
+	for _, g := range m.definitions {
+		e, h := g.Definition.EdgesFrom(around, m.sent())
+		edges, had = append(edges, e...), append(had, h...)
+	}
+	return edges, had
+}
+
+// args returns the arguments with which each statement for several rows begins: of each row its key,
+// the place of its definition among those that follow, its shard, count and need; and the names of
+// the definitions. Shards are NULL if no limit has several, and needs if each row needs its count.
+func (m *many) args() []any {
+	return append(make([]any, 0, 17), // as many as there are at most
+		column(m.grants, func(g *Grant) string { return g.Key.Key }), m.places,
+		columnIf(m.grants, func(g *Grant) bool { return g.Shard != 0 }, func(g *Grant) int32 { return int32(g.Shard) }),
+		column(m.grants, func(g *Grant) float64 { return g.Count }),
+		columnIf(m.grants, func(g *Grant) bool { return g.Need != g.Count }, func(g *Grant) float64 { return g.Need }),
+		column(m.definitions, func(g *Grant) string { return g.Name }))
+}
+
+func (m *many) capacities() []float64 { return column(m.definitions, (*Grant).capacity) }
+
+func (m *many) rates() []float64 {
+	return column(m.definitions, func(g *Grant) float64 { return g.Definition.Rate })
+}
+
+func (m *many) ticks() []float64 {
+	return column(m.definitions, func(g *Grant) float64 { return tick(&g.Definition) })
+}
+
+// leases returns, of each row, how long its lease lasts, the tokens to prefetch, those of its count
+// that may return to memory, and those spent of earlier leases, with the latest end of these. They
+// are NULL if no grant prefetches.
+func (m *many) leases() []any {
+	return []any{
+		prefetched(m, (*Grant).leased),
+		prefetched(m, func(g *Grant) float64 { return g.Prefetch }),
+		prefetched(m, func(g *Grant) float64 { return g.Out }),
+		prefetched(m, func(g *Grant) float64 { return g.Spent.Spent }),
+		prefetched(m, func(g *Grant) *time.Time { return spentEnd(&g.Definition, &g.Spent) }),
+	}
+}
+
+// prefetched returns a column for grants that prefetch, nil if none does.
+func prefetched[T any](m *many, of func(*Grant) T) []T {
+	return columnIf(m.grants, func(*Grant) bool { return m.prefetch }, of)
+}
+
+// columnIf returns a column if one of the grants has a use for it; else nil.
+func columnIf[T any](grants []*Grant, use func(*Grant) bool, of func(*Grant) T) []T {
+	if !slices.ContainsFunc(grants, use) {
+		return nil
+	}
+	return column(grants, of)
+}
+
+// column returns one value of each grant.
+func column[T any](grants []*Grant, of func(*Grant) T) []T {
+	values := make([]T, len(grants))
+	for i, g := range grants {
+		values[i] = of(g)
+	}
+	return values
+}

@@ -1,0 +1,93 @@
+package table
+
+import (
+	"cmp"
+	"errors"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// Unqueueable returns the field, and its value, for which no take of a limit can be in a caller's
+// batch; "" if one can.
+func (t *Table) Unqueueable(d *bucket.Definition) (field string, value any) {
+	switch {
+	case d.Shards > 1:
+		return "Shards", d.Shards
+	case t.of(d).must.sql == "":
+		return "Kind", d.Kind
+	}
+	return "", nil
+}
+
+// QueueMust puts a take into a batch whose refusal is an error with a mark, or with none no error.
+// Once taken is set, done gets the connection and the error of the statement, and returns the error
+// to report.
+func (t *Table) QueueMust(batch *pgx.Batch, c *decide.Change, mark string, now *time.Time, taken *Taken, done func(session any, err error) error) {
+	k, take := t.of(&c.Definition), takingOf(c, false)
+	sql, args := k.take.sql, []any(nil)
+	if mark == "" {
+		args = k.take.args(take, now)
+	} else {
+		sql, args = k.must.sql, k.must.args(must{take, mark}, now)
+	}
+	batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
+		err := taken.scan(first{rows}, &c.Definition, &taken.At, &taken.Xid)
+		if err == nil && taken.OK {
+			taken.charge(&c.Definition, now)
+		}
+		if c := rows.Conn(); c != nil {
+			return done(c, err)
+		}
+		return done(nil, err)
+	})
+}
+
+// first is the first row of some.
+type first struct{ pgx.Rows }
+
+func (f first) Scan(into ...any) error {
+	defer f.Close()
+	if !f.Next() {
+		return cmp.Or(f.Err(), pgx.ErrNoRows)
+	}
+	if err := f.Rows.Scan(into...); err != nil {
+		return err
+	}
+	f.Close()
+	return f.Err()
+}
+
+// Refusal returns the state and the instant of the refusal with a mark, if err is that. The
+// instant is zero if the error has no state.
+func Refusal(err error, mark string) (s bucket.State, at time.Time, ok bool) {
+	var failed *pgconn.PgError
+	if !errors.As(err, &failed) || failed.Code != "22P02" {
+		return s, at, false
+	}
+	i := strings.Index(failed.Message, mark+" ")
+	if i < 0 {
+		return s, at, false
+	}
+	if said := strings.Fields(failed.Message[i+len(mark):]); len(said) >= 4 {
+		s.Value, _ = strconv.ParseFloat(said[0], 64)
+		s.TS, at, s.Paused = sinceEpoch(said[1]), sinceEpoch(said[2]), sinceEpoch(said[3])
+	}
+	return s, at, true
+}
+
+// sinceEpoch returns the instant of a number of seconds since epoch; zero if it is none.
+func sinceEpoch(text string) time.Time {
+	seconds, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		return time.Time{}
+	}
+	return epoch.Add(time.Duration(math.Round(seconds*1e6)) * time.Microsecond)
+}

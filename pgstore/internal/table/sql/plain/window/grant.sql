@@ -1,0 +1,15 @@
+UPDATE %[1]s AS r
+SET value = least(r.value
+		+ greatest(round(tstzrange_subdiff(date_bin(u.tick, u.now, r.ts), r.ts) * 1000000), 0) * u.rate / u.period, u.capacity) - u.total,
+	ts = greatest(r.ts, date_bin(u.tick, u.now, r.ts))
+FROM (
+	SELECT $1::text AS name, $2::text AS key, $3::int4 AS shard, $4::float8 AS total, $5::float8 AS need, $6::float8 AS capacity,
+		$7::float8 AS rate, $8::float8 AS period, $8::float8 * interval '1 microsecond' AS tick,
+		coalesce($9::timestamptz, CURRENT_TIMESTAMP) AS now
+) AS u
+WHERE set_config('lock_timeout', '1', true) IS NOT NULL
+	AND (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_current_snapshot()))
+	AND r.name = u.name AND r.key = u.key AND r.shard = u.shard
+	AND (r.paused > u.now) IS NOT TRUE
+	AND r.value + greatest(round(tstzrange_subdiff(date_bin(u.tick, u.now, r.ts), r.ts) * 1000000), 0) * u.rate / u.period >= u.need
+RETURNING r.value, r.ts, clock_timestamp()

@@ -1,0 +1,144 @@
+package tx
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
+)
+
+// Queued is a take in a caller's batch: a statement for each limit, in the one order of locks.
+type Queued struct {
+	Result ratelimit.Result // once all statements have taken
+
+	taker   *Taker
+	modes   *decide.Modes // nil if no limit is in one
+	call    decide.Call
+	changes []decide.Change
+	taken   []table.Taken
+	marks   []string // in the errors of refusals, by the statements
+	read    int      // statements that have taken or, in ModeShadow, refused
+	report  func(*ratelimit.Result, error)
+}
+
+// queuedTakes numbers the takes in batches, so that each knows its refusals.
+var queuedTakes atomic.Uint64
+
+// Queue puts a take for requests into a batch, and has its end reported once.
+func (b *Taker) Queue(batch *pgx.Batch, requests []ratelimit.Request, report func(*ratelimit.Result, error)) (*Queued, error) {
+	q := &Queued{taker: b, report: report}
+	if !decide.Moded(requests) {
+		return q, q.queue(batch, requests)
+	}
+	m, err := decide.NewModes(decide.All, b.Instant(), requests)
+	if err != nil {
+		return nil, err
+	}
+	q.modes = m
+	result, err := m.Decide(func(left []ratelimit.Request) (result ratelimit.Result, err error) {
+		result.OK = true // which the batch decides
+		if len(left) > 0 {
+			err = q.queue(batch, left)
+		}
+		return result, err
+	})
+	if err == nil && !result.OK {
+		result = m.Report(result)
+		err = result.Err()
+	}
+	if err == nil && len(q.changes) == 0 { // all are in ModeShadow, and can never grant
+		q.Result = m.Report(result)
+		report(&q.Result, nil)
+	}
+	return q, err
+}
+
+// queue queues the statements for requests without modes.
+func (q *Queued) queue(batch *pgx.Batch, requests []ratelimit.Request) (err error) {
+	if q.call, err = q.taker.known.Call(decide.All, false, requests); err != nil {
+		return err
+	}
+	number := queuedTakes.Add(1)
+	for i := range q.call.Demands {
+		a := &q.call.Demands[i]
+		if field, value := q.taker.table.Unqueueable(&a.Definition); field != "" {
+			return &ratelimit.FieldError{Limit: a.Definition.Name, Field: field, Value: value, Reason: "cannot be taken from in a batch: use AllowTx"}
+		}
+		q.changes = append(q.changes, a.Change(i, 0, a.Count))
+		q.marks = append(q.marks, fmt.Sprintf("ratelimit refused %d.%d", number, i))
+	}
+	q.taken = make([]table.Taken, len(q.changes))
+	now := q.taker.Clock()
+	for i := range q.changes {
+		mark := q.marks[i]
+		if q.modes != nil && q.modes.InShadow(q.call.Demands[i].KeyOf()) {
+			mark = ""
+		}
+		q.taker.table.QueueMust(batch, &q.changes[i], mark, now, &q.taken[i], func(session any, err error) error { return q.done(i, session, err) })
+	}
+	return nil
+}
+
+// done notes the end of a statement on a connection, and of the last one the result.
+func (q *Queued) done(i int, session any, err error) error {
+	if err != nil {
+		refusal := q.Err(err)
+		if refusal == err {
+			refusal = q.taker.faultOf(&q.call, err)
+		}
+		q.report(&ratelimit.Result{}, refusal)
+		return refusal
+	}
+	if q.read++; q.read < len(q.changes) {
+		return nil
+	}
+	changes := make([]decide.Change, 0, len(q.changes))
+	at, xid := q.taken[0].At, ""
+	for i := range q.changes {
+		taken := &q.taken[i]
+		at = bucket.Later(at, taken.At)
+		if taken.OK {
+			xid = taken.Xid
+			q.changes[i].After = taken.After
+			changes = append(changes, q.changes[i])
+			q.taker.known.Changed(q.changes[i].Key)
+		}
+	}
+	q.Result = q.call.Partly(changes, at.UTC(), xid, session)
+	if q.modes != nil {
+		q.Result = q.modes.Report(q.Result)
+	}
+	q.report(&q.Result, nil)
+	return nil
+}
+
+// Err returns the refusal if err is one of q, and otherwise err.
+func (q *Queued) Err(err error) error {
+	var refused *ratelimit.RefusedError
+	if errors.As(err, &refused) {
+		return err
+	}
+	for i, mark := range q.marks {
+		state, at, ok := table.Refusal(err, mark)
+		if !ok {
+			continue
+		}
+		result, ok := q.call.RefusedBy(i, state, at)
+		if !ok || at.IsZero() {
+			return fmt.Errorf("pgstore: limit %s was not decided in a batch, where its row is far behind or this machine's clock off: use AllowTx",
+				strconv.Quote(q.call.Demands[i].Definition.Name))
+		}
+		if q.modes != nil {
+			result = q.modes.Report(result)
+		}
+		return result.Err()
+	}
+	return err
+}

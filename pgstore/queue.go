@@ -1,0 +1,71 @@
+package pgstore
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/tx"
+)
+
+// QueuedTake is a take that [Store.QueueTake] has put into a batch. It belongs to the goroutine
+// that reads the batch's results.
+type QueuedTake struct{ queued *tx.Queued }
+
+// QueueTake puts a take for requests into the caller's batch, so that limit and work are one round
+// trip:
+//
+//	var batch pgx.Batch
+//	take, err := store.QueueTake(&batch, SendMessage.For(user))
+//	if err != nil {
+//		return err
+//	}
+//	batch.Queue("INSERT INTO messages (sender, body) VALUES ($1, $2)", user, body)
+//	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+//		return err // ErrRefused: nothing behind the take was done
+//	}
+//
+// A pool sends a batch as one transaction, so without another one work and limit are all or
+// nothing as well, at the session's isolation level.
+//
+// A refusal is an error of the take's statement. PostgreSQL does nothing that is queued behind it,
+// COMMIT included, and the transaction has failed until it is rolled back. Close of the batch's
+// results returns it as a [*ratelimit.RefusedError], whose Result is that of the limit that refused.
+// Its RetryAfter is the decision's own, so no other statement asks. Whoever reads result by result
+// hands an error to [QueuedTake.Err].
+//
+// Each refusal is a line in the server's log, which names no key, and makes pgx prepare the
+// batch's statements again. So this is for limits that seldom refuse; [Store.AllowTx] is for others.
+//
+// QueueTake sends nothing, and its own errors queue nothing: [ratelimit.ErrInvalid],
+// [ratelimit.ErrExceedsCapacity], and the refusal of a limit in [ratelimit.ModeRefuse]. A limit in
+// [ratelimit.ModeShadow] never fails the batch. Limits with shards and sliding windows cannot be
+// taken from this way, and on a [Config.Portable] table windows cannot: that is
+// [ratelimit.ErrInvalid]. Rows are locked in the one order of all calls, but two QueueTake in one
+// transaction have no common order: ask for several limits in one.
+func (s *Store) QueueTake(batch *pgx.Batch, requests ...ratelimit.Request) (*QueuedTake, error) {
+	if err := s.usable(); err != nil {
+		return nil, err
+	}
+	if batch == nil {
+		return nil, &ratelimit.FieldError{Field: "Batch", Value: nil, Reason: "must not be nil"}
+	}
+	// There is no context: the batch is sent with one that is not known yet.
+	w := s.watch(context.Background(), ratelimit.VerbAllow, ratelimit.FormTx, requests...)
+	queued, err := s.taker.Queue(batch, requests, w.Report)
+	if err != nil {
+		w.Report(&ratelimit.Result{}, err)
+		return nil, err
+	}
+	return &QueuedTake{queued}, nil
+}
+
+// Result returns the result of a take that was granted, once the results of the batch have been
+// closed; before, and if the batch failed, it is the zero Result. As with [Store.AllowTx] the tokens
+// are spent if and only if the transaction commits.
+func (q *QueuedTake) Result() ratelimit.Result { return q.queued.Result }
+
+// Err returns the refusal if err, which reading the results of the batch returned, is one of this
+// take. Any other err, nil included, is returned as it is.
+func (q *QueuedTake) Err(err error) error { return q.queued.Err(err) }

@@ -1,0 +1,237 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/leak"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// sender sends a batch.
+type sender interface {
+	SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
+}
+
+// workTable makes a table for work.
+func workTable(t *testing.T, db *pgtest.DB) {
+	t.Helper()
+	if _, err := db.Pool.Exec(t.Context(), "CREATE TABLE "+db.Schema+".work (n int)", pgx.QueryExecModeSimpleProtocol); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// takeBetween sends two inserts with a take between them.
+func takeBetween(ctx context.Context, db *pgtest.DB, store *pgstore.Store, by sender, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	insert := "INSERT INTO " + db.Schema + ".work VALUES ($1::int4)"
+	var batch pgx.Batch
+	batch.Queue(insert, 1)
+	take, err := store.QueueTake(&batch, requests...)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	batch.Queue(insert, 2)
+	err = by.SendBatch(ctx, &batch).Close()
+	return take.Result(), err
+}
+
+func countWork(t *testing.T, db *pgtest.DB) (n int) {
+	t.Helper()
+	if err := db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM "+db.Schema+".work").Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// TestQueueTake sends work and takes in one round trip, by a pool and in transactions: what is there
+// afterwards is the work that was granted.
+func TestQueueTake(t *testing.T) {
+	t.Parallel()
+	for _, mode := range queryModes {
+		t.Run(mode.name, func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode.mode }))
+			store := newStore(t, db)
+			workTable(t, db)
+			requests := []ratelimit.Request{slow("b", 50).For("k"), slowWindow("a", 100).ForN("k", 1.5)}
+			var granted, refused atomic.Int64
+			var wg sync.WaitGroup
+			for i := range 8 {
+				wg.Go(func() {
+					for n := range 10 {
+						ctx := t.Context()
+						send := func(by sender) error {
+							result, err := takeBetween(ctx, db, store, by, requests...)
+							if (err == nil) != result.OK {
+								t.Errorf("got %v and %v", result, err)
+							}
+							return err
+						}
+						var err error
+						if (i+n)%2 == 0 {
+							err = send(db.Pool)
+						} else {
+							err = pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { return send(tx) })
+						}
+						var is *ratelimit.RefusedError
+						switch {
+						case err == nil:
+							granted.Add(1)
+						case errors.As(err, &is) && is.Result.Request.Limit == requests[0].Limit && is.Result.RetryAfter > 0:
+							refused.Add(1)
+						default:
+							t.Errorf("got %v", err)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			if granted.Load() != 50 || refused.Load() != 30 || countWork(t, db) != 100 {
+				t.Errorf("%d granted, %d refused, %d rows of work; want 50, 30, 100", granted.Load(), refused.Load(), countWork(t, db))
+			}
+			wantLeft(t, store, requests[0].Limit.ForN("k", 0), 0)
+			wantLeft(t, store, requests[1].Limit.ForN("k", 0), 25)
+		})
+	}
+}
+
+// TestQueueTakeRefusal reads a refusal in each way that pgx has, and keeps its promise.
+func TestQueueTakeRefusal(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	workTable(t, db)
+	c := newClock()
+	store := newStore(t, db, onClock(c))
+	limit := ratelimit.TokenBucket{Name: "api", Rate: 10, Period: time.Minute}
+	mustAllow(t, store, limit.ForN(leak.Key, 9.5))
+
+	var batch pgx.Batch
+	take, err := store.QueueTake(&batch, limit.For(leak.Key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	results := db.Pool.SendBatch(t.Context(), &batch)
+	_, told := results.Exec()
+	if err := results.Close(); err == nil {
+		t.Error("Close has no error")
+	}
+	var server *pgconn.PgError
+	if !errors.As(told, &server) || strings.Contains(server.Error()+server.Detail+server.Where, leak.Key) {
+		t.Errorf("the server's error is %v", server)
+	}
+	var refused *ratelimit.RefusedError
+	if !errors.As(take.Err(told), &refused) || refused.Result.RetryAfter != 3*time.Second || refused.Result.Value != 0.5 {
+		t.Fatalf("got %v of %v, want a refusal for 3 s", take.Err(told), told)
+	}
+	if other := errors.New("other"); take.Err(other) != other || take.Err(nil) != nil || take.Result().OK {
+		t.Errorf("the take has more errors than its own, or a result %v", take.Result())
+	}
+	for _, at := range []struct {
+		time.Time
+		ok bool
+	}{{refused.Result.RetryAt.Add(-time.Microsecond), false}, {refused.Result.RetryAt, true}} {
+		c.set(at.Time)
+		if result, err := takeBetween(t.Context(), db, store, db.Pool, limit.For(leak.Key)); result.OK != at.ok {
+			t.Errorf("at %v: got %v and %v, want OK %v", at.Time, result, err, at.ok)
+		}
+	}
+}
+
+// TestQueueTakeBeforeSending has requests that no batch can have: they are errors, and queue nothing.
+func TestQueueTakeBeforeSending(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	limit := slow("api", 10)
+	for _, test := range []struct {
+		request  ratelimit.Request
+		portable bool
+		want     error
+	}{
+		{request: limit.ForN("k", 11), want: ratelimit.ErrExceedsCapacity},
+		{request: limit.ForN("k", -1), want: ratelimit.ErrInvalid},
+		{request: limit.For("k").In(ratelimit.ModeRefuse), want: ratelimit.ErrRefused},
+		{request: shardedSlow("sharded", 10, 2).For("k"), want: ratelimit.ErrInvalid},
+		{request: slowSliding("sliding", 10).For("k"), want: ratelimit.ErrInvalid},
+		{request: slowWindow("window", 10).For("k"), portable: true, want: ratelimit.ErrInvalid},
+	} {
+		var batch pgx.Batch
+		store := newStore(t, db, isPortable(test.portable))
+		if take, err := store.QueueTake(&batch, slow("first", 5).For("k"), test.request); !errors.Is(err, test.want) || take != nil || batch.Len() != 0 {
+			t.Errorf("%v: got %v, %v and %d statements, want %v", test.request, take, err, batch.Len(), test.want)
+		}
+	}
+	store := newStore(t, db)
+	if _, err := store.QueueTake(nil, limit.For("k")); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("without a batch: %v", err)
+	}
+	if _, err := store.QueueTake(new(pgx.Batch)); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("without a request: %v", err)
+	}
+}
+
+// TestQueueTakeShadow has a limit in ModeShadow that is short, beside one that is enforced.
+func TestQueueTakeShadow(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	workTable(t, db)
+	store := newStore(t, db)
+	trial, enforced := slow("trial", 1).For("k").In(ratelimit.ModeShadow), slow("enforced", 2).For("k")
+	for i := range 3 {
+		result, err := takeBetween(t.Context(), db, store, db.Pool, trial, enforced)
+		switch {
+		case i == 2:
+			if !errors.Is(err, ratelimit.ErrRefused) {
+				t.Errorf("the third: got %v and %v", result, err)
+			}
+		case err != nil || !result.OK || result.Shadowed != (i == 1) || len(result.Each()) != 2 || result.Each()[0].OK != (i == 0):
+			t.Errorf("take %d: got %+v and %v", i, result, err)
+		}
+	}
+	never := slow("trial", 1).ForN("k", 2).In(ratelimit.ModeShadow)
+	if result, err := takeBetween(t.Context(), db, store, db.Pool, never); err != nil || !result.OK || !result.Shadowed {
+		t.Errorf("one that can never grant: got %+v and %v", result, err)
+	}
+	wantLeft(t, store, slow("enforced", 2).ForN("k", 0), 0)
+	if n := countWork(t, db); n != 6 {
+		t.Errorf("%d rows of work, want 6", n)
+	}
+}
+
+// TestQueueTakeReceipt cancels takes of batches that were committed and rolled back.
+func TestQueueTakeReceipt(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	workTable(t, db)
+	store := newStore(t, db)
+	limit := slow("api", 10)
+	result, err := takeBetween(t.Context(), db, store, db.Pool, limit.ForN("k", 4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cancelled, err := store.Cancel(t.Context(), result.Receipt); !cancelled || err != nil {
+		t.Errorf("got %v and %v", cancelled, err)
+	}
+	wantLeft(t, store, limit.ForN("k", 0), 10)
+	tx := begin(t, db, pgx.Serializable)
+	if result, err = takeBetween(t.Context(), db, store, tx, limit.ForN("k", 4)); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if cancelled, err := store.Cancel(t.Context(), result.Receipt); cancelled || err != nil {
+		t.Errorf("rolled back: got %v and %v", cancelled, err)
+	}
+	wantLeft(t, store, limit.ForN("k", 0), 10)
+}
