@@ -3,8 +3,11 @@ package pgstore_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -12,6 +15,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/memstore"
+	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 func request(t *testing.T, store permits, r ratelimit.PermitRequest) ratelimit.Permit {
@@ -178,6 +182,111 @@ func TestPermitsOfSeveralLimits(t *testing.T) {
 		}
 		wantCount(t, store, tenant, "a", 0)
 		wantCount(t, store, all, "", 0)
+	})
+}
+
+// In a process a small one waits behind a large one, also when it could go.
+func TestWaitersOfSeveralInOrder(t *testing.T) {
+	holdDatabases(t, func(t *testing.T, store *pgstore.Store, _ *pgtest.DB) {
+		largeBeforeSmall(t, store.Permits(), func(came int) {
+			eventually(t, "all stand in line", func() bool { return store.WaitingForPermits("order", "") == came })
+		})
+	})
+	t.Run("memstore", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) { largeBeforeSmall(t, memstore.New(nil).Permits(), func(int) { synctest.Wait() }) })
+	})
+}
+
+func largeBeforeSmall(t *testing.T, store permits, inLine func(came int)) {
+	limit := ratelimit.InFlight{Name: "order", Limit: 3, Lease: time.Minute}
+	held := request(t, store, limit.ForN("", 2))
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	served := make(chan ratelimit.Permit, 2)
+	for i, n := range []int{3, 1} {
+		go func() {
+			permit, err := store.AcquireWait(ctx, limit.ForN("", n))
+			if err != nil {
+				t.Error(err)
+			}
+			served <- permit
+		}()
+		inLine(i + 1)
+	}
+	for _, n := range []int{3, 1} {
+		if err := store.Release(ctx, held); err != nil {
+			t.Fatal(err)
+		}
+		if held = <-served; held.N != n {
+			t.Fatalf("got %v, want %d", held, n)
+		}
+	}
+}
+
+// A waiter for several that gives up leaves nothing behind: neither what it had nor what it claimed.
+func TestWaiterOfSeveralGivesUp(t *testing.T) {
+	holdStores(t, func(t *testing.T, store flightStore, _ func() pgx.Tx) {
+		limit := ratelimit.InFlight{Name: "gives up", Limit: 4, Lease: time.Minute}
+		one := request(t, store, limit.For(""))
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		if permit, err := store.AcquireWait(ctx, limit.ForN("", 4)); !errors.Is(err, context.DeadlineExceeded) || permit.OK {
+			t.Errorf("got %v, and %v", permit, err)
+		}
+		ctx, cancel = context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		if permit, err := store.AcquireWait(ctx, limit.ForN("", 3)); err != nil || !permit.OK {
+			t.Errorf("got %v, and %v, want what it had", permit, err)
+		}
+		if err := store.Release(ctx, one); err != nil {
+			t.Error(err)
+		}
+		if permit, err := store.AcquireWait(ctx, limit.For("")); err != nil || !permit.OK {
+			t.Errorf("got %v, and %v, want what it had claimed", permit, err)
+		}
+	})
+}
+
+// Waiters for several, of one key and of two in both orders, in two stores, do not wait for each other.
+func TestWaitersOfSeveralDoNotWaitForEachOther(t *testing.T) {
+	holdDatabases(t, func(t *testing.T, store *pgstore.Store, db *pgtest.DB) {
+		portable := strings.HasSuffix(t.Name(), "true")
+		stores := []permits{store.Permits(), newStore(t, db, isPortable(portable)).Permits()}
+		a := ratelimit.InFlight{Name: "a", Limit: 4, Lease: 10 * time.Second}
+		b := ratelimit.InFlight{Name: "b", Limit: 2, Lease: 10 * time.Second}
+		requests := []ratelimit.PermitRequest{
+			a.ForN("", 3), a.ForN("", 4), a.ForN("", 2).And(b.For("")), b.ForN("", 2).And(a.For("")), a.For(""), b.For(""),
+		}
+		if portable { // in which nobody collects
+			requests = requests[2:]
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+		defer cancel()
+		var work sync.WaitGroup
+		var inA, inB atomic.Int64
+		for i := range 2 * len(requests) {
+			work.Go(func() {
+				for range 5 {
+					err := stores[i%2].Hold(ctx, requests[i/2], func(context.Context, ratelimit.Permit) error {
+						for _, part := range requests[i/2].Parts() {
+							at := &inA
+							if part.Limit.Name == "b" {
+								at = &inB
+							}
+							if now := at.Add(int64(part.N)); now > int64(part.Limit.Limit) {
+								t.Errorf("%d of %v are held", now, part.Limit)
+							}
+							defer at.Add(-int64(part.N))
+						}
+						return nil
+					})
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		work.Wait()
 	})
 }
 

@@ -49,12 +49,15 @@ type PermitDone struct {
 // take reports whether the operation takes a free permit.
 func (op *PermitOp) take() bool { return op.Fence == 0 }
 
+// releases reports whether the operation's holder has the permit no more.
+func (op *PermitOp) releases() bool { return op.Lease == 0 || op.Next }
+
 // done returns the outcome of an operation that returned a fence and an end.
 func (op *PermitOp) done(fence int64, until time.Time, given bool) PermitDone {
 	if fence == 0 { // it was not there
 		return PermitDone{}
 	}
-	return PermitDone{OK: true, Given: given, Fence: fence, At: until.Add(-op.Lease).UTC(), Until: until.UTC()}
+	return PermitDone{OK: true, Given: given && op.releases(), Fence: fence, At: until.Add(-op.Lease).UTC(), Until: until.UTC()}
 }
 
 // PermitView is a permit as it was read.
@@ -221,7 +224,8 @@ func changed(ops []*PermitOp) func(pgx.Rows) error {
 			given     bool
 		)
 		_, err := pgx.ForEachRow(rows, []any{&fence, &until, &at, &i, &given}, func() error {
-			ops[i-1].Done = PermitDone{OK: true, Given: given, Fence: fence, At: at.UTC(), Until: until.UTC()}
+			op := ops[i-1]
+			op.Done = PermitDone{OK: true, Given: given && op.releases(), Fence: fence, At: at.UTC(), Until: until.UTC()}
 			return nil
 		})
 		return err

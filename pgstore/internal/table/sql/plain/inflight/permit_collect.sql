@@ -7,7 +7,7 @@ WITH c AS MATERIALIZED (
 	WHERE CASE WHEN $6::int8 > 0 THEN r.value = $6::int8::float8 AND r.ts > c.now ELSE r.ts <= c.now END
 	FOR UPDATE OF r SKIP LOCKED
 ), mine AS MATERIALIZED (
-	SELECT r.shard FROM turn JOIN %[1]s AS r ON r.name = $1::text AND r.key = $2::text AND r.shard < $3::int4 CROSS JOIN c
+	SELECT r.shard FROM turn JOIN %[1]s AS r ON r.name = $1::text AND r.key = $2::text AND r.shard < 10000 CROSS JOIN c
 	WHERE $6::int8 > 0 AND r.ahead[1] = turn.fence AND r.paused IS NULL AND r.ts > c.now
 	FOR UPDATE OF r SKIP LOCKED
 ), free AS MATERIALIZED (
@@ -15,18 +15,18 @@ WITH c AS MATERIALIZED (
 	WHERE r.ts <= c.now LIMIT $4::int4
 	FOR UPDATE OF r SKIP LOCKED
 ), got AS MATERIALIZED (
-	SELECT shard, what FROM (SELECT shard, 'keep' AS what FROM mine UNION ALL SELECT shard, 'take' FROM free) AS m ORDER BY what LIMIT $4::int4
+	SELECT shard, what FROM (SELECT shard, 'keep' AS what FROM mine WHERE shard < $3::int4 UNION ALL SELECT shard, 'take' FROM free) AS m ORDER BY what LIMIT $4::int4
 ), done AS MATERIALIZED (
 	SELECT count(*) = $4::int4 AS done FROM got
 ), claims AS MATERIALIZED (
-	SELECT r.shard FROM turn JOIN %[1]s AS r ON r.name = $1::text AND r.key = $2::text AND r.shard < $3::int4 CROSS JOIN c CROSS JOIN done
+	SELECT r.shard FROM turn JOIN %[1]s AS r ON r.name = $1::text AND r.key = $2::text AND r.shard < 10000 CROSS JOIN c CROSS JOIN done
 	WHERE r.ts > c.now AND r.shard NOT IN (SELECT shard FROM mine)
-		AND CASE WHEN done.done THEN r.ahead[1] = turn.fence ELSE r.ahead[1] IS DISTINCT FROM turn.fence OR r.paused < c.soon END
+		AND CASE WHEN done.done OR r.shard >= $3::int4 THEN r.ahead[1] = turn.fence ELSE r.ahead[1] IS DISTINCT FROM turn.fence OR r.paused < c.soon END
 	LIMIT 1000 FOR UPDATE OF r SKIP LOCKED
 ), w AS (
 	SELECT shard, what FROM got
 	UNION ALL SELECT shard, 'drop' FROM mine WHERE shard NOT IN (SELECT shard FROM got)
-	UNION ALL SELECT shard, CASE WHEN done.done THEN 'leave' ELSE 'claim' END FROM claims CROSS JOIN done
+	UNION ALL SELECT shard, CASE WHEN done.done OR shard >= $3::int4 THEN 'leave' ELSE 'claim' END FROM claims CROSS JOIN done
 	UNION ALL SELECT 10001, 'turn' FROM turn
 )
 UPDATE %[1]s AS r
