@@ -325,8 +325,9 @@ func (s Permit) Validate() error {
 		return err
 	}
 	acquired := s.OK && held(s.Number, s.Fence) && 1+len(s.More) <= MaxPermits && len(s.With) < MaxPermits
-	for _, m := range s.More {
-		acquired = acquired && held(m.Number, m.Fence)
+	for i, m := range s.More {
+		twice := func(o PermitNumber) bool { return o.Number == m.Number }
+		acquired = acquired && held(m.Number, m.Fence) && m.Number != s.Number && !slices.ContainsFunc(s.More[:i], twice)
 	}
 	if !acquired {
 		return &FieldError{Limit: s.InFlight.Name, Field: "Permit", Value: s, Reason: "must be one that was acquired"}

@@ -174,17 +174,27 @@ func (s *Permits) Choose(key decide.Key, limit int, now time.Time) (Choice, bool
 func (s *Permits) ChooseAll(key decide.Key, n, limit int, now time.Time) []Choice {
 	k := s.locked(key)
 	defer s.mu.Unlock()
-	k.free = slices.DeleteFunc(k.free, func(c Choice) bool { return c.Number >= limit || k.isAway(c.Number, now) })
-	left := len(k.free) - n
+	var chosen []Choice
+	k.free = slices.DeleteFunc(k.free, func(c Choice) bool {
+		if c.Number >= limit || k.isAway(c.Number, now) {
+			return true // or it is there twice
+		}
+		chosen = append(chosen, c)
+		k.try(c.Number, now)
+		return true
+	})
+	left := len(chosen) - n
 	if left < 0 {
+		left = len(chosen)
+	}
+	for _, c := range chosen[:left] {
+		delete(k.away, c.Number)
+	}
+	k.free = append(k.free, chosen[:left]...)
+	if left == len(chosen) {
 		return nil
 	}
-	chosen := slices.Clone(k.free[left:])
-	k.free = k.free[:left]
-	for _, c := range chosen {
-		k.try(c.Number, now)
-	}
-	return chosen
+	return chosen[left:]
 }
 
 // Unchoose notes that permits were not tried.

@@ -40,6 +40,28 @@ func TestNoPermitIsChosenTwice(t *testing.T) {
 	}
 }
 
+// Several are chosen if so many are free, and one that was seen free twice is one.
+func TestChoosesAllOrNothing(t *testing.T) {
+	var s Permits
+	now := time.Now()
+	s.Observe(key, []Choice{{Number: 0}, {Number: 1}, {Number: 5}}, false, now)
+	s.Freed(key, 1)
+	if got := s.ChooseAll(key, 3, 5, now); len(got) > 0 {
+		t.Errorf("got %v of two", got)
+	}
+	got := s.ChooseAll(key, 2, 5, now)
+	if len(got) != 2 || got[0] == got[1] {
+		t.Errorf("got %v, want two", got)
+	}
+	if again := s.ChooseAll(key, 1, 5, now); len(again) > 0 {
+		t.Errorf("got %v while they are tried", again)
+	}
+	s.Unchoose(key, got)
+	if c, ok := s.Choose(key, 5, now); !ok || c.Number > 1 {
+		t.Errorf("got %v and %v, want one that was not tried", c, ok)
+	}
+}
+
 // What was taken here after somebody began to look is not free, whatever was seen; what was
 // held before is, if its lease is over.
 func TestSawBeforeItWasTaken(t *testing.T) {

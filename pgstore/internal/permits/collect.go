@@ -71,7 +71,9 @@ func (c *collector) collect(ctx context.Context, r ratelimit.PermitRequest) (*ra
 		c.Work.Spawn(func() {
 			<-made
 			c.abandon(began)
-			c.abandon(col.Turn)
+			if c.abandon(col.Turn); len(col.Permits) > 0 {
+				c.giveBack(*c.collected(r, col, asked))
+			}
 		})
 		return nil, ctx.Err()
 	}
@@ -80,7 +82,7 @@ func (c *collector) collect(ctx context.Context, r ratelimit.PermitRequest) (*ra
 		return nil, nil
 	case err != nil:
 		return nil, c.Fault("collect permits", err)
-	case col.Turn != began && began > 0:
+	case col.Turn != began: // it is lost; or all are there, and a transaction was about to give one more
 		c.abandon(began)
 	}
 	if c.turn = col.Turn; len(col.Permits) < r.N {

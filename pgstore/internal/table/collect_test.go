@@ -1,6 +1,7 @@
 package table
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -115,15 +116,48 @@ func TestCollectPermits(t *testing.T) {
 		t.Errorf("got %+v, want the last one to be nobody's when all are there", done)
 	}
 	b.wantHeld(3)
+	b.abandon(turn) // frees nothing of what it has got
+	b.wantHeld(3)
 	for _, v := range c.Permits {
 		if done := b.op(v.Number, v.Fence, 0, false); !done.OK || done.Given {
 			t.Errorf("permit %d: got %+v, want it to be released", v.Number, done)
 		}
 	}
 	b.wantHeld(0)
-	b.abandon(turn)
+	if err := b.table.CollectPermits(t.Context(), b.db.Pool, other, &b.now); err != nil || other.Turn != 0 {
+		t.Errorf("one collects at once after another: turn %d, and %v", other.Turn, err)
+	}
 	b.now = b.now.Add(3 * time.Millisecond) // the turn is nobody's for as long as it was
 	b.collect(other, 2)
+}
+
+// A permit that a transaction is about to give when all are there is freed.
+func TestCollectPermitsBesideATransaction(t *testing.T) {
+	b := newCollectBench(t)
+	first, second := b.take(0), b.take(1)
+	c := &Collection{Key: b.key, Limit: 2, Wanted: 1, Lease: time.Minute}
+	b.collect(c, 0)
+	turn := c.Turn
+	tx, err := b.db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	op := &PermitOp{Row: decide.Row{Key: b.key, Shard: 0}, Fence: first}
+	if err := b.table.ChangePermitSetIn(t.Context(), tx, PermitSet{op}, &b.now); err != nil || !op.Done.Given {
+		t.Fatalf("got %+v and %v", op.Done, err)
+	}
+	b.op(1, second, 0, false)
+	b.collect(c, 1)
+	if left, err := b.table.AbandonPermits(t.Context(), b.db.Pool, b.key, turn); err != nil || left != 1 {
+		t.Errorf("%d are left, and %v, want the one that is locked", left, err)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.wantHeld(2)
+	b.abandon(turn)
+	b.wantHeld(1)
 }
 
 // Who gives up leaves nothing behind, and of who dies nothing is left after a lease. Nothing is left at

@@ -136,15 +136,19 @@ type Collection struct {
 	Limit   int
 	Wanted  int
 	Lease   time.Duration
-	Turn    int64 // its fence; 0 until it has the turn, and when it has lost it
+	Turn    int64 // its fence; 0 until it has the turn, and when it has lost it; another number when it is over
 	Permits []PermitView
 	At      time.Time
 	Until   time.Time
 }
 
-// CollectPermits takes and claims permits for a waiter that collects, if it has the turn or nobody has.
-// When all are there, they are its Permits, and the turn is over. It makes all permits that are missing
-// when it takes the turn. It waits for no row.
+// CollectPermits takes what is free of a key's permits for the one waiter that collects, if it has the
+// turn or nobody has, and claims what is held. When all are there, they are its Permits, its claims are
+// over, and the turn is nobody's for as long as it lasted, so that others are served between two that
+// collect. It makes all permits that are missing when it takes the turn.
+//
+// It passes over rows that another transaction has locked. One of these may be about to give the waiter a
+// permit too many: AbandonPermits frees that.
 func (t *Table) CollectPermits(ctx context.Context, pool *pgxpool.Pool, c *Collection, now *time.Time) error {
 	began := c.Turn
 	c.Turn, c.Permits = 0, nil
@@ -180,8 +184,8 @@ func (c *Collection) scan(rows pgx.Rows) error {
 	return err
 }
 
-// AbandonPermits frees what a waiter has collected, and lets go of its claims and its turn. It returns
-// how many rows are left to do, since another transaction has them locked.
+// AbandonPermits frees what a waiter has collected in a turn and not got, and lets go of its claims and its
+// turn. It returns how many rows are left to do, since another transaction has them locked.
 func (t *Table) AbandonPermits(ctx context.Context, q Querier, key decide.Key, turn int64) (left int, err error) {
 	err = q.QueryRow(ctx, t.inflight["permit_abandon"], key.Name, key.Key, turn).Scan(&left)
 	return left, err

@@ -4,7 +4,7 @@ WITH u AS MATERIALIZED (
 		WITH ORDINALITY AS a (name, key, number, lease, fence, i)
 	WHERE a.i BETWEEN 1 AND 1000000000
 ), fit AS MATERIALIZED (
-	SELECT FROM u JOIN %[1]s AS r ON r.name = u.name AND r.key = u.key AND r.shard = u.number
+	SELECT r.name, r.key, r.shard FROM u JOIN %[1]s AS r ON r.name = u.name AND r.key = u.key AND r.shard = u.number
 	WHERE CASE WHEN u.fence IS NULL THEN r.ts <= u.now ELSE r.value = u.fence AND r.ts > u.now END
 	ORDER BY u.i FOR UPDATE OF r SKIP LOCKED
 )
@@ -15,5 +15,5 @@ SET value = CASE WHEN u.next OR u.lease = 0 AND r.paused > u.now THEN greatest(r
 	paused = CASE WHEN u.next OR u.lease = 0 THEN NULL ELSE r.paused END,
 	ahead = CASE WHEN u.fence IS NOT NULL AND (u.lease > 0 AND NOT u.next OR r.paused > u.now) THEN r.ahead END
 FROM u
-WHERE r.name = u.name AND r.key = u.key AND r.shard = u.number AND (SELECT count(*) FROM fit) = cardinality($1::text[])
+WHERE r.name = u.name AND r.key = u.key AND r.shard = u.number AND (SELECT count(DISTINCT (name, key, shard)) FROM fit) = cardinality($1::text[])
 RETURNING r.value::int8, r.ts, u.now, u.i, r.ahead IS NOT NULL

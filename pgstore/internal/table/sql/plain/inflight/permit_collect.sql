@@ -30,11 +30,11 @@ WITH c AS MATERIALIZED (
 	UNION ALL SELECT 10001, 'turn' FROM turn
 )
 UPDATE %[1]s AS r
-SET value = CASE what WHEN 'take' THEN greatest(r.value + 1, round(date_part('epoch', c.now) * 1000000)) WHEN 'turn' THEN turn.fence ELSE r.value END,
+SET value = CASE what WHEN 'take' THEN greatest(r.value + 1, round(date_part('epoch', c.now) * 1000000)) WHEN 'turn' THEN turn.fence + done.done::int4 ELSE r.value END,
 	ts = CASE WHEN what = 'turn' AND done.done THEN c.now + least((round(date_part('epoch', c.now) * 1000000) - turn.fence), $5::float8) * interval '1 microsecond'
 		WHEN what IN ('take', 'keep', 'turn') THEN c.until WHEN what = 'drop' THEN '1970-01-01 00:00:00+00'::timestamptz ELSE r.ts END,
 	paused = CASE what WHEN 'claim' THEN c.until END,
-	ahead = CASE WHEN what IN ('take', 'keep', 'claim') THEN ARRAY[turn.fence] END
+	ahead = CASE WHEN what IN ('take', 'keep', 'claim') AND NOT done.done THEN ARRAY[turn.fence] END
 FROM w CROSS JOIN turn CROSS JOIN c CROSS JOIN done
 WHERE r.name = $1::text AND r.key = $2::text AND r.shard = w.shard AND (w.what <> 'keep' OR done.done OR r.ts < c.soon)
 RETURNING r.shard, r.value::int8, w.what, done.done, c.now, c.until
