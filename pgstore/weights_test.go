@@ -252,8 +252,9 @@ func TestWaitersOfSeveralDoNotWaitForEachOther(t *testing.T) {
 	holdDatabases(t, func(t *testing.T, store *pgstore.Store, db *pgtest.DB) {
 		portable := strings.HasSuffix(t.Name(), "true")
 		stores := []permits{store.Permits(), newStore(t, db, isPortable(portable)).Permits()}
-		a := ratelimit.InFlight{Name: "a", Limit: 4, Lease: 10 * time.Second}
-		b := ratelimit.InFlight{Name: "b", Limit: 2, Lease: 10 * time.Second}
+		// What is left behind is there until the test has failed.
+		a := ratelimit.InFlight{Name: "a", Limit: 4, Lease: time.Hour}
+		b := ratelimit.InFlight{Name: "b", Limit: 2, Lease: time.Hour}
 		requests := []ratelimit.PermitRequest{
 			a.ForN("", 3), a.ForN("", 4), a.ForN("", 2).And(b.For("")), b.ForN("", 2).And(a.For("")), a.For(""), b.For(""),
 		}
@@ -307,7 +308,7 @@ func TestWaiterOfSeveralIsServed(t *testing.T) {
 
 // floodAndHold holds 8 of 10 permits by a store, while others hold one each by that and another.
 func floodAndHold(t *testing.T, store, other permits) {
-	limit := ratelimit.InFlight{Name: "flood", Limit: 10, Lease: 10 * time.Second}
+	limit := ratelimit.InFlight{Name: "flood", Limit: 10, Lease: time.Hour}
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	var work sync.WaitGroup
 	for worker := range 40 {

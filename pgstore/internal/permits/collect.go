@@ -105,8 +105,11 @@ func (c *collector) collected(r ratelimit.PermitRequest, col *table.Collection, 
 	return &permit
 }
 
-// end lets go of what was collected in vain.
-func (c *collector) end() { c.abandon(c.turn) }
+// end lets go of what was collected in vain, and of the turn.
+func (c *collector) end() {
+	c.abandon(c.turn)
+	c.turn = 0
+}
 
 // abandon frees what was collected in a turn, and lets go of its claims. It tries until that is done or
 // the leases are over.

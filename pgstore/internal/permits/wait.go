@@ -28,24 +28,30 @@ func (f *Permits) Await(ctx context.Context, request ratelimit.PermitRequest) (r
 		}
 	}()
 	key := keyOf(request)
-	try := func(s search) (ratelimit.Permit, error) { return f.acquire(ctx, s) }
+	t := turns{try: func(s search) (ratelimit.Permit, error) { return f.acquire(ctx, s) }, pass: func() {}}
 	if w.Several() {
 		c := collector{Permits: f, waiter: w, key: key}
 		defer c.end()
-		try = func(search) (ratelimit.Permit, error) { return c.try(ctx) }
+		t = turns{try: func(search) (ratelimit.Permit, error) { return c.try(ctx) }, pass: c.end}
 	}
 	if asks {
-		permit, err := try(search{limit: f.local.Wants(w)[0].Limit, look: table.PermitLook{Key: key}})
+		permit, err := t.try(search{limit: f.local.Wants(w)[0].Limit, look: table.PermitLook{Key: key}})
 		if err != nil || permit.OK {
 			return permit, err
 		}
 		f.local.Enter(w)
 	}
-	return f.inLine(ctx, w, key, try)
+	return f.inLine(ctx, w, key, t)
+}
+
+// turns is what a waiter does when it is first in line, and when it is not any more.
+type turns struct {
+	try  func(search) (ratelimit.Permit, error)
+	pass func()
 }
 
 // inLine is Await of a waiter.
-func (f *Permits) inLine(ctx context.Context, w *flight.Waiter, key decide.Key, try func(search) (ratelimit.Permit, error)) (ratelimit.Permit, error) {
+func (f *Permits) inLine(ctx context.Context, w *flight.Waiter, key decide.Key, t turns) (ratelimit.Permit, error) {
 	again := time.NewTimer(time.Hour)
 	defer again.Stop()
 	var next time.Time // before which one that reads all permits does not look
@@ -66,7 +72,8 @@ func (f *Permits) inLine(ctx context.Context, w *flight.Waiter, key decide.Key, 
 			}
 		case <-again.C:
 		}
-		if !f.local.First(w) {
+		if !f.local.First(w) { // a caller that came before has asked in vain meanwhile
+			t.pass()
 			continue
 		}
 		limit := f.local.Wants(w)[0].Limit
@@ -74,7 +81,7 @@ func (f *Permits) inLine(ctx context.Context, w *flight.Waiter, key decide.Key, 
 		if limit.Limit > mostLooked {
 			s.look.PartOf = limit.Limit
 		}
-		permit, err := try(s)
+		permit, err := t.try(s)
 		if err != nil || permit.OK {
 			return permit, err
 		}
