@@ -159,7 +159,7 @@ const onlyFixed = "is for a fixed window only"
 
 const onlySliding = "is for a sliding window only"
 
-// shapeOf is that of a kind, the zero shape if there is no such kind.
+// shapeOf returns that of a kind, the zero shape if there is no such kind.
 func shapeOf(kind Kind) shape {
 	if int(kind) < len(shapes) {
 		return shapes[kind]
@@ -167,7 +167,7 @@ func shapeOf(kind Kind) shape {
 	return shape{}
 }
 
-// NameOf is limit's name, without building its Definition: "" for nil.
+// NameOf returns limit's name, without building its Definition: "" for nil.
 func NameOf(limit Limit) string {
 	switch l := limit.(type) {
 	case TokenBucket:
@@ -230,7 +230,7 @@ func (f *faults) have(field string) bool {
 	return slices.ContainsFunc(f.errs, func(err error) bool { return err.(*FieldError).Field == field })
 }
 
-// err is the faults as one error: nil, the only one, or all joined.
+// err returns the faults as one error: nil, the only one, or all joined.
 func (f *faults) err() error { return joined(f.errs) }
 
 func joined(errs []error) error {

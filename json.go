@@ -141,7 +141,7 @@ func (r *reader) field(name string, value json.RawMessage) {
 	r.raw[name], r.order = value, append(r.order, name)
 }
 
-// limit is the limit that the fields are of, nil when they are of none.
+// limit returns the limit that the fields are of, nil when they are of none.
 func (r *reader) limit() Limit {
 	given := maps.Clone(r.raw)
 	w := FixedWindow{Name: take[string](r, "name", "must be a text")}
@@ -286,7 +286,7 @@ func (r *reader) start() time.Time {
 	return start
 }
 
-// jsonValue is a value for a FieldError: a text without its quotes, a number or
+// jsonValue returns a value for a FieldError: a text without its quotes, a number or
 // the JSON as it is.
 func jsonValue(raw json.RawMessage) any {
 	var v any

@@ -107,6 +107,24 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	}
 	leak.Check(t, ".", values, "Receipt", "Permit")
 
+	if _, err := store.Settle(t.Context(), one.Receipt, 0); err != nil {
+		t.Fatal(err)
+	}
+	_, settled := store.Settle(t.Context(), one.Receipt, 0)
+	if err := store.Permits().Release(t.Context(), permit); err != nil {
+		t.Fatal(err)
+	}
+	_, lost := store.Permits().Renew(t.Context(), permit)
+	short, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, waited := store.Wait(short, TokenBucket{Name: "wait", Rate: 1, Period: time.Hour}.ForN(leak.Key, 2))
+	leak.Errors(t, ".", map[string]leak.Provoked{
+		"ErrInvalid": {Is: ErrInvalid, Err: badKey}, "FieldError": {Err: twice},
+		"ErrExceedsCapacity": {Is: ErrExceedsCapacity, Err: never}, "ExceedsCapacityError": {Err: never},
+		"ErrRefused": {Is: ErrRefused, Err: refused.Err()}, "RefusedError": {Err: refused.Err()}, "FullError": {Err: full.Err()},
+		"ErrSettled": {Is: ErrSettled, Err: settled}, "ErrLeaseLost": {Is: ErrLeaseLost, Err: lost}, "WaitError": {Err: waited},
+	})
+
 	text, err := granted.Receipt.MarshalText()
 	if err != nil || len(text) == 0 {
 		t.Errorf("the receipt's text is %q, %v, want it as it is stored", text, err)

@@ -60,6 +60,7 @@ const (
 	VerbPause       Verb = "pause"
 	VerbResume      Verb = "resume"
 	VerbReset       Verb = "reset"
+	VerbChange      Verb = "change"
 	VerbAcquire     Verb = "acquire" // of a permit, as the two that follow
 	VerbRenew       Verb = "renew"
 	VerbRelease     Verb = "release"
@@ -192,7 +193,7 @@ type Part struct {
 	Status  Status
 }
 
-// Name is the name of the limit, which metrics and HTTP fields call the policy. It is "" of a
+// Name returns the name of the limit, which metrics and HTTP fields call the policy. It is "" of a
 // request without a limit.
 func (p Part) Name() string { return NameOf(p.Status.Request.Limit) }
 
@@ -223,7 +224,7 @@ func (e *Event) Each() iter.Seq[Part] {
 	}
 }
 
-// of is the outcome of one of several limits.
+// of returns the outcome of one of several limits.
 func (e *Event) of(s *Status) Outcome {
 	switch {
 	case s.Shadowed:
@@ -238,7 +239,7 @@ func (e *Event) of(s *Status) Outcome {
 	return OutcomeRefused
 }
 
-// Policy is the name of the limit: of several, of the one that decides, by the result, or of
+// Policy returns the name of the limit: of several, of the one that decides, by the result, or of
 // the first. It is "" of a call without limits.
 func (e *Event) Policy() string {
 	switch {
@@ -252,7 +253,7 @@ func (e *Event) Policy() string {
 	return ""
 }
 
-// Kind is that of the limit that Policy names, in words, such as "token bucket" and "in flight".
+// Kind returns that of the limit that Policy names, in words, such as "token bucket" and "in flight".
 func (e *Event) Kind() string {
 	limit := e.Result.Request.Limit
 	switch {
@@ -267,7 +268,7 @@ func (e *Event) Kind() string {
 	return limit.Definition().Kind.String()
 }
 
-// keys are those that were asked.
+// keys returns those that were asked.
 func (e *Event) keys() (keys []string) {
 	for p := range e.Each() {
 		keys = append(keys, p.Status.Request.Key)

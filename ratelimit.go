@@ -110,7 +110,7 @@ type Status struct {
 	PausedUntil time.Time
 }
 
-// Share is how full the limit is: Value as a share of Capacity, 0 when empty and 1 when
+// Share returns how full the limit is: Value as a share of Capacity, 0 when empty and 1 when
 // full, below 0 in debt. Of a limit without capacity it is 0.
 func (s Status) Share() float64 {
 	if s.Capacity == 0 {
@@ -142,7 +142,7 @@ func (s Status) Crossed(share float64) bool {
 	return s.OK && s.Value <= kept && s.Before > kept
 }
 
-// FullAt is the instant at which the limit is full again if nothing is taken, on the
+// FullAt returns the instant at which the limit is full again if nothing is taken, on the
 // same clock as At.
 func (s Status) FullAt() time.Time { return s.At.Add(s.ResetAfter) }
 
@@ -212,7 +212,7 @@ func (r Result) Each() []Status {
 // took nothing. A text that no receipt has is [ErrInvalid].
 type Receipt = receipt.Receipt
 
-// Err is nil when r is OK and a *RefusedError otherwise.
+// Err returns nil when r is OK and a *RefusedError otherwise.
 func (r Result) Err() error {
 	if r.OK {
 		return nil

@@ -85,7 +85,7 @@ func (r Result) Split(parts ...[]float64) ([]Result, error) {
 	return results, nil
 }
 
-// lead is the status of several that a result has: of those that are enforced the last that
+// lead returns the status of several that a result has: of those that are enforced the last that
 // is due; and whether one that is not would have been put off.
 func lead(each []Status) (s Status) {
 	enforced := slices.DeleteFunc(slices.Clone(each), func(s Status) bool { return s.Request.Mode == ModeShadow })
@@ -99,7 +99,7 @@ func lead(each []Status) (s Status) {
 	return s
 }
 
-// lastDue is the status of several that is due last.
+// lastDue returns the status of several that is due last.
 func lastDue(each []Status) Status {
 	last := each[0]
 	for _, s := range each[1:] {
@@ -142,7 +142,7 @@ func (r Result) portions() []*portion {
 	return portions
 }
 
-// due is when a number of tokens of p are there, which is not before from.
+// due returns when a number of tokens of p are there, which is not before from.
 func (p *portion) due(tokens float64, from time.Time) time.Time {
 	switch {
 	case p.left == nil || p.shard.Slotted(): // which counts all of it in one slot
@@ -173,7 +173,7 @@ func (p *portion) dueInRow(tokens float64) time.Time {
 	return bucket.Later(bucket.Later(p.At, s.TS), s.Paused)
 }
 
-// refilled is how many of p's tokens are there at an instant.
+// refilled returns how many of p's tokens are there at an instant.
 func (p *portion) refilled(at time.Time) (sum float64) {
 	for i, left := range p.left {
 		if left.Paused.After(at) || left.TS.After(at) {
@@ -185,7 +185,7 @@ func (p *portion) refilled(at time.Time) (sum float64) {
 	return sum
 }
 
-// part is the status of a part of p that is due at an instant; before is how much it
+// part returns the status of a part of p that is due at an instant; before is how much it
 // and those before it take.
 func (p *portion) part(tokens, before float64, due time.Time) Status {
 	s := p.Status
@@ -206,7 +206,7 @@ func (p *portion) part(tokens, before float64, due time.Time) Status {
 	return s
 }
 
-// pay is the payments of the next part of p; of the last one all that there are still.
+// pay returns the payments of the next part of p; of the last one all that there are still.
 func (p *portion) pay(tokens float64, last bool) (paid []receipt.Payment) {
 	for p.next < len(p.payments) {
 		payment := p.payments[p.next]
@@ -233,7 +233,7 @@ func (p *portion) pay(tokens float64, last bool) (paid []receipt.Payment) {
 	return paid
 }
 
-// areTokens is the error of parts that are not tokens of each of the limits.
+// areTokens returns the error of parts that are not tokens of each of the limits.
 func areTokens(parts [][]float64, limits int) error {
 	for i, part := range parts {
 		none := func(v float64) bool { return valid.Amount(v) != "" }

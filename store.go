@@ -35,6 +35,7 @@ type Store interface {
 	Pause(ctx context.Context, limit Limit, key string, lasts time.Duration) (until time.Time, err error)
 	Resume(ctx context.Context, limit Limit, key string) error
 	Reset(ctx context.Context, limit Limit, key string) error
+	Change(ctx context.Context, from, to Limit, key string) (Status, error)
 }
 
 // TxStore is a [Store] with the verbs in a caller's transaction as well. Tx is pgx.Tx,
@@ -58,6 +59,7 @@ type TxStore[Tx any] interface {
 	PauseTx(ctx context.Context, tx Tx, limit Limit, key string, lasts time.Duration) (until time.Time, err error)
 	ResumeTx(ctx context.Context, tx Tx, limit Limit, key string) error
 	ResetTx(ctx context.Context, tx Tx, limit Limit, key string) error
+	ChangeTx(ctx context.Context, tx Tx, from, to Limit, key string) (Status, error)
 
 	AllowFunc(ctx context.Context, requests []Request, do func(tx Tx, result Result) error) (Result, error)
 	ReserveFunc(ctx context.Context, requests []Request, do func(tx Tx, result Result) error) (Result, error)

@@ -13,7 +13,7 @@ import (
 
 // This file is how definitions, requests and answers look in text and in logs.
 
-// String is the definition in a line, with its defaults:
+// String returns the definition in a line, with its defaults:
 //
 //	token bucket "api": 10 per 1m, capacity 20, max reserved unlimited, 8 shards
 func (d Definition) String() string {
@@ -47,30 +47,30 @@ func (d *Definition) per() string {
 	return span(d.Period)
 }
 
-// String is the limit's [Definition] in a line.
+// String returns the limit's [Definition] in a line.
 func (l TokenBucket) String() string { return l.Definition().String() }
 
-// String is the limit's [Definition] in a line.
+// String returns the limit's [Definition] in a line.
 func (l FixedWindow) String() string { return l.Definition().String() }
 
-// String is the limit's [Definition] in a line.
+// String returns the limit's [Definition] in a line.
 func (l SlidingWindow) String() string { return l.Definition().String() }
 
-// String is the request in a line, without the key (see [LogKeys]):
+// String returns the request in a line, without the key (see [LogKeys]):
 //
 //	2 of "api"
 func (r Request) String() string { return r.text(false) }
 
-// String is the status in a line, without the key (see [LogKeys]):
+// String returns the status in a line, without the key (see [LogKeys]):
 //
 //	2 of "api": refused, retry after 6s, 1 of 20 left
 func (s Status) String() string { return s.text(false) }
 
-// String is the Status that decides in a line, without the key (see [LogKeys]), and of
+// String returns the Status that decides in a line, without the key (see [LogKeys]), and of
 // how many limits it is one.
 func (r Result) String() string { return r.text(false) }
 
-// String is the page in a line, without its keys.
+// String returns the page in a line, without its keys.
 func (p Page) String() string { return fmt.Sprintf("at most %d keys (0 is no bound)", p.Most) }
 
 func (r Request) text(keys bool) string {
@@ -123,7 +123,7 @@ func (r Result) text(keys bool) string {
 	return r.Status.text(keys)
 }
 
-// LogValue is the definition as a group.
+// LogValue returns the definition as a group.
 func (d Definition) LogValue() slog.Value {
 	attrs := []slog.Attr{
 		slog.String("name", d.Name),
@@ -149,22 +149,22 @@ func (d Definition) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-// LogValue is the limit's [Definition] as a group.
+// LogValue returns the limit's [Definition] as a group.
 func (l TokenBucket) LogValue() slog.Value { return l.Definition().LogValue() }
 
-// LogValue is the limit's [Definition] as a group.
+// LogValue returns the limit's [Definition] as a group.
 func (l FixedWindow) LogValue() slog.Value { return l.Definition().LogValue() }
 
-// LogValue is the limit's [Definition] as a group.
+// LogValue returns the limit's [Definition] as a group.
 func (l SlidingWindow) LogValue() slog.Value { return l.Definition().LogValue() }
 
-// LogValue is the request as a group, without the key: see [LogKeys].
+// LogValue returns the request as a group, without the key: see [LogKeys].
 func (r Request) LogValue() slog.Value { return slog.GroupValue(r.attrs(false)...) }
 
-// LogValue is the status as a group, without the key: see [LogKeys].
+// LogValue returns the status as a group, without the key: see [LogKeys].
 func (s Status) LogValue() slog.Value { return slog.GroupValue(s.attrs(false)...) }
 
-// LogValue is the Status that decides as a group, without the key (see
+// LogValue returns the Status that decides as a group, without the key (see
 // [LogKeys]), and of several limits the names.
 func (r Result) LogValue() slog.Value { return slog.GroupValue(r.attrs(false)...) }
 
@@ -228,7 +228,7 @@ func (r Result) attrs(keys bool) []slog.Attr {
 	return append(attrs, slog.Any("limits", names))
 }
 
-// logAmount is an amount of a definition. JSON has no number for infinity.
+// logAmount returns an amount of a definition. JSON has no number for infinity.
 func logAmount(key string, v float64) slog.Attr {
 	if v == 0 || v == None || math.IsInf(v, 0) {
 		return slog.String(key, amountOrNone(v))
@@ -236,7 +236,7 @@ func logAmount(key string, v float64) slog.Attr {
 	return slog.Float64(key, v)
 }
 
-// amountOrNone is an amount of a definition, where 0 is none.
+// amountOrNone returns an amount of a definition, where 0 is none.
 func amountOrNone(v float64) string {
 	if v == 0 {
 		v = None
@@ -244,7 +244,7 @@ func amountOrNone(v float64) string {
 	return amount(v)
 }
 
-// amount is a number of tokens in the words of a limit's fields.
+// amount returns a number of tokens in the words of a limit's fields.
 func amount(v float64) string {
 	switch {
 	case v == None:
@@ -255,7 +255,7 @@ func amount(v float64) string {
 	return strconv.FormatFloat(v, 'g', -1, 64)
 }
 
-// span is a duration without the zeros that time.Duration ends with: 1m, not
+// span returns a duration without the zeros that time.Duration ends with: 1m, not
 // 1m0s.
 func span(d time.Duration) string {
 	s := d.String()

@@ -69,7 +69,7 @@ func (panel *barPanel) plot(names bool) (*plot.Plot, error) {
 	return p, nil
 }
 
-// inThousands are the usual ticks, with commas in large numbers.
+// inThousands returns the usual ticks, with commas in large numbers.
 func inThousands(low, high float64) []plot.Tick {
 	ticks := plot.DefaultTicks{}.Ticks(low, high)
 	for i, t := range ticks {

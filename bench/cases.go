@@ -169,7 +169,7 @@ const escrow = 100 * time.Millisecond
 
 const busy = 64 // goroutines where only one number of them is of interest
 
-// allCases are the cases, with these numbers of goroutines where more than one
+// allCases returns the cases, with these numbers of goroutines where more than one
 // is of interest.
 func allCases(levels []int) []testCase {
 	own := []string{
@@ -216,7 +216,7 @@ type job struct {
 
 func (j job) String() string { return fmt.Sprintf("%s/%d/%s", j.name, j.goroutines, j.impl) }
 
-// selectJobs is all jobs that only finds, in the order of the cases.
+// selectJobs returns all jobs that only finds, in the order of the cases.
 func selectJobs(cases []testCase, only *regexp.Regexp) []job {
 	var jobs []job
 	for _, c := range cases {

@@ -68,7 +68,7 @@ func runChild(ctx context.Context) error {
 	return err
 }
 
-// attach is the servers, of which this process starts none.
+// attach returns the servers, of which this process starts none.
 func (task *childTask) attach() (*env, error) {
 	p := &postgresServer{server: &throwaway.Server{URL: task.URL}, counts: &counts{}, schema: task.Schema}
 	p.conns = min(task.Callers+2, manyConns)

@@ -110,7 +110,7 @@ func (p *postgresServer) vacuumEach(ctx context.Context, d time.Duration) (early
 	}
 }
 
-// size is that of the table and its index.
+// size returns that of the table and its index.
 func (p *postgresServer) size(ctx context.Context) (bytes int64, err error) {
 	err = p.many.QueryRow(ctx, "SELECT pg_total_relation_size('rate_limits')").Scan(&bytes)
 	if err != nil {

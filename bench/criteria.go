@@ -32,7 +32,7 @@ var (
 // round affect both.
 func throughput(a, b *result) float64 { return ratio(a.rounds, b.rounds) }
 
-// ratio is the median of a's to b's, round by round.
+// ratio returns the median of a's to b's, round by round.
 func ratio[T float64 | time.Duration](a, b []T) float64 {
 	ratios := make([]float64, min(len(a), len(b)))
 	for i := range ratios {

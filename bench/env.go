@@ -23,7 +23,7 @@ type env struct {
 	servers, clients *processors // that they have; nil for all
 }
 
-// counts are those of the server that an implementation uses. Clients of the
+// counts returns those of the server that an implementation uses. Clients of the
 // other may be heard from at any time: rueidis pings.
 func (e *env) counts(impl string) *counts {
 	if needsRedis[impl] {
@@ -72,7 +72,7 @@ func (e *env) facts(ctx context.Context) ([]string, error) {
 	return []string{machine.Name() + ", " + runtime.Version(), postgres, redis, fmt.Sprintf("one fsync of 8 KiB in the directory for temporary files: %d µs", disk.Microseconds())}, nil
 }
 
-// syncTime is the median time that the disk takes to keep a page.
+// syncTime returns the median time that the disk takes to keep a page.
 func syncTime() (time.Duration, error) {
 	dir, err := os.MkdirTemp("", "ratelimit-bench")
 	if err != nil {

@@ -195,7 +195,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return runWith(ctx, o, stdout, stderr)
 }
 
-// cases are all that there are, with network before the servers.
+// cases returns all that there are, with network before the servers.
 func (o options) cases() []testCase {
 	cases := allCases(o.levels)
 	for i := range cases {

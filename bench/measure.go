@@ -316,7 +316,7 @@ func summarize(j job, samples []*sample, duration time.Duration) result {
 	return r
 }
 
-// median is the upper one of two.
+// median returns the upper one of two.
 func median[T cmp.Ordered](values []T) T {
 	sorted := slices.Sorted(slices.Values(values))
 	return sorted[len(sorted)/2]

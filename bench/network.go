@@ -82,7 +82,7 @@ func (p *postgresServer) behind(n *network) (*postgresServer, error) {
 	return far, far.openPools()
 }
 
-// ping is the median time of a round trip to the server.
+// ping returns the median time of a round trip to the server.
 func (p *postgresServer) ping(ctx context.Context) (time.Duration, error) {
 	conn, err := p.few.Acquire(ctx)
 	if err != nil {

@@ -256,7 +256,7 @@ func (l look) line(xys plotter.XYs) (*plotter.Line, *plotter.Scatter, error) {
 	return line, points, nil
 }
 
-// decades are the ticks of a log axis: 1,000, 10,000 and so on, with those in
+// decades returns the ticks of a log axis: 1,000, 10,000 and so on, with those in
 // between unlabelled.
 func decades(low, high float64) []plot.Tick {
 	var ticks []plot.Tick

@@ -104,7 +104,7 @@ func parseProcesses(args []string, stderr io.Writer) (o processesOptions, err er
 	return o, nil
 }
 
-// jobs are those that are wanted.
+// jobs returns those that are wanted.
 func (o *processesOptions) jobs() (jobs []processesJob) {
 	for _, c := range processCases {
 		for _, crowd := range crowds {

@@ -18,7 +18,7 @@ var bucketLua string
 // redisKey keeps the implementations' keys apart.
 func (w workload) redisKey(key string) string { return w.limit.Name + ":" + key }
 
-// luaArgs are the arguments of the script.
+// luaArgs returns the arguments of the script.
 func (w workload) luaArgs() (rate, capacity, count string) {
 	d := w.limit.Definition()
 	perSecond := d.Rate / d.Period.Seconds()

@@ -161,7 +161,7 @@ func (p *printer) row(r result) {
 	}
 }
 
-// thousands is a whole number that can be read.
+// thousands returns a whole number that can be read.
 func thousands(v float64) string {
 	digits := strconv.FormatFloat(v, 'f', 0, 64)
 	for i := len(digits) - 3; i > 0; i -= 3 {
@@ -183,7 +183,7 @@ func latency(d time.Duration) string {
 	}
 }
 
-// few is a small number; one that is not zero does not look like it.
+// few returns a small number; one that is not zero does not look like it.
 func few(v float64) string {
 	if v > 0 && v < 0.005 {
 		return fmt.Sprintf("%.1g", v)

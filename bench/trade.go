@@ -72,7 +72,7 @@ func (t *trade) measure(ctx context.Context, p *postgresServer, n int, duration 
 	return err
 }
 
-// burst is the most that a flood of a key that was never used gets at once.
+// burst returns the most that a flood of a key that was never used gets at once.
 func burst(ctx context.Context, store *pgstore.Store, key string) (float64, error) {
 	limit := ratelimit.TokenBucket{Name: "burst", Rate: burstCapacity, Period: time.Second}
 	var (

@@ -83,7 +83,7 @@ func (w *weighted) take(at time.Time) bool {
 	return true
 }
 
-// taker is a fresh limiter's way to take one at an instant.
+// taker returns a fresh limiter's way to take one at an instant.
 func (l limiter) taker() func(at time.Time) (bool, error) {
 	if l.limit == nil {
 		w := &weighted{}
@@ -175,7 +175,7 @@ WHERE CASE excluded.win - w.win WHEN 0 THEN w.last WHEN 1 THEN w.now ELSE 0 END
 	+ CASE excluded.win - w.win WHEN 0 THEN w.now ELSE 0 END + 1 <= 1e9
 RETURNING 1`
 
-// plentiful is a limiter's limit with a rate that does not bind, for its speed.
+// plentiful returns a limiter's limit with a rate that does not bind, for its speed.
 func (l limiter) plentiful() ratelimit.Limit {
 	switch limit := l.limit.(type) {
 	case ratelimit.FixedWindow:

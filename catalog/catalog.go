@@ -126,7 +126,7 @@ func (c *Catalog) inTx(tx pgx.Tx) (editor, error) {
 		return nil, err
 	}
 	if c.memory != nil {
-		return memoryEditor{c.memory}, nil
+		return &memoryEditor{memory: c.memory}, nil
 	}
 	if v := reflect.ValueOf(tx); tx == nil || v.Kind() == reflect.Pointer && v.IsNil() {
 		return nil, invalid("Tx", nil, "must not be nil")

@@ -281,7 +281,7 @@ func TestHistory(t *testing.T) {
 		var got []string
 		for _, change := range slices.Backward(changes) {
 			got = append(got, fmt.Sprintf("%q %t %t", change.Key, change.Was != nil, change.Became != nil))
-			if time.Since(change.At).Abs() > time.Minute || change.Who == "" {
+			if time.Since(change.At).Abs() > time.Minute || change.Role == "" || change.Who != "" {
 				t.Errorf("got %+v", change)
 			}
 		}
@@ -590,6 +590,7 @@ func TestRowsByHand(t *testing.T) {
 	ctx := t.Context()
 	c, l := newCatalog(t, db)
 	must(t, c.Publish(ctx, api, signUp, strict))
+	must(t, c.PublishInFlight(ctx, calls))
 	for words, sql := range map[string]string{
 		`constraint "rate must`:                   "(name, key, rate) VALUES ('api', 'a', -1)",
 		`constraint "rate  must`:                  "(name, key, rate) VALUES ('api', 'a', 'NaN')",
@@ -611,6 +612,7 @@ func TestRowsByHand(t *testing.T) {
 		`constraint "name must`:                   "(name, kind, rate, period, max_reserved, shards) VALUES ('', 'token bucket', 5, '1 s', 1, 1)",
 		`no program has published a limit "apu"`:  "(name, key, rate) VALUES ('apu', 'a', 5)",
 		`whose capacity is its rate`:              "(name, key, capacity) VALUES ('strict', 'a', 5)",
+		`of which none is in mode shadow`:         "(name, mode) VALUES ('calls', 'shadow')",
 		`is a token bucket, which has no slots`:   "(name, key, slots) VALUES ('api', 'a', 5)",
 		`constraint "rate_limit_definitions_all"`: "(name, rate) VALUES ('api', 1), ('api', 2)",
 		`constraint "rate_limit_definitions_key"`: "(name, key, rate) VALUES ('api', 'a', 1), ('api', 'a', 2)",
@@ -790,4 +792,61 @@ func TestPublishRefusesUnknownEdges(t *testing.T) {
 			t.Errorf("got %v, %v, want nothing published", c.Definitions(), err)
 		}
 	})
+}
+
+// The history has who made a change, as the program says, beside the role: of every edit, in a
+// transaction of its own or of the caller's, and in SQL.
+func TestWho(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, c *catalog.Catalog, _ func() *catalog.Catalog) {
+		as := func(who string) context.Context { return catalog.WithWho(t.Context(), who) }
+		must(t, c.Publish(as("deploy"), api))
+		must(t, c.PublishInFlight(as("deploy"), ratelimit.InFlight{Name: "exports", Limit: 3}))
+		edited(t)(c.Set(as("ann"), "api", "a", catalog.Override{Rate: 50}))
+		edited(t)(c.Set(t.Context(), "api", "a", catalog.Override{Rate: 60}))
+		preview, err := c.Preview(t.Context(), "api", "a", &catalog.Override{Rate: 70})
+		must(t, err)
+		must(t, c.Apply(as("bob"), &preview))
+		edited(t)(c.Unset(as("ann \"the boss\" 'o"), "api", "a"))
+		_, err = c.Forget(as("eve"), "api")
+		must(t, err)
+		changes, err := c.History(t.Context(), "", 0)
+		must(t, err)
+		var got []string
+		for _, change := range slices.Backward(changes) {
+			got = append(got, change.Who)
+			if change.Role == "" {
+				t.Errorf("%+v has no role", change)
+			}
+		}
+		if want := []string{"deploy", "deploy", "ann", "", "bob", "ann \"the boss\" 'o", "eve"}; !slices.Equal(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+		for _, who := range []string{strings.Repeat("x", 256), "\xff", "a\x00"} {
+			if err := c.Publish(as(who), api); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), "Who") {
+				t.Errorf("%q: got %v, want Who to be invalid", who, err)
+			}
+		}
+		if after, err := c.History(t.Context(), "", 0); err != nil || len(after) != len(changes) {
+			t.Errorf("got %v, %v: an invalid name changed something", after, err)
+		}
+	})
+}
+
+func TestWhoInTransactions(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	c, _ := newCatalog(t, db)
+	must(t, c.Publish(t.Context(), api))
+	must(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		_, err := c.SetTx(catalog.WithWho(t.Context(), "ann"), tx, "api", "a", catalog.Override{Rate: 50})
+		return err
+	}))
+	exec(t, db, "BEGIN; SET LOCAL ratelimit.who = 'bob'; UPDATE rate_limit_definitions SET rate = 60 WHERE key = 'a'; COMMIT")
+	exec(t, db, "UPDATE rate_limit_definitions SET rate = 70 WHERE key = 'a'") // on a connection that has had the setting
+	changes, err := c.History(t.Context(), "api", 3)
+	must(t, err)
+	if len(changes) != 3 || changes[2].Who != "ann" || changes[1].Who != "bob" || changes[0].Who != "" || changes[0].Role == "" {
+		t.Errorf("got %+v, want ann, bob and nobody", changes)
+	}
 }

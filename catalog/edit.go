@@ -78,7 +78,7 @@ func unknownEdges(d *ratelimit.Definition) error {
 // publish writes the definitions that differ, in one order, so that two programs that publish
 // do not deadlock.
 func (c *Catalog) publish(ctx context.Context, tx pgx.Tx, all []published) error {
-	to, err := c.inTx(tx)
+	to, err := c.writer(ctx, tx)
 	if err != nil {
 		return err
 	}
@@ -173,7 +173,7 @@ func (c *Catalog) edit(ctx context.Context, name, key string, by *Override) (mad
 // write reads the rows of an edit, once no other edit is under way, and writes what it makes of
 // them; as agreed, unless that is nil.
 func (c *Catalog) write(ctx context.Context, tx pgx.Tx, name, key string, by *Override, agreed *Edit) (Edit, error) {
-	to, err := c.inTx(tx)
+	to, err := c.writer(ctx, tx)
 	if err != nil {
 		return Edit{}, err
 	}
@@ -205,7 +205,7 @@ func (c *Catalog) write(ctx context.Context, tx pgx.Tx, name, key string, by *Ov
 // program. It says how many rows those were. Its tokens stay: see the store's Forget.
 func (c *Catalog) Forget(ctx context.Context, name string) (removed int64, err error) {
 	err = c.alone(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
-		to, err := c.inTx(tx)
+		to, err := c.writer(ctx, tx)
 		if err == nil {
 			removed, err = to.forget(ctx, name)
 		}

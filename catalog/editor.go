@@ -8,6 +8,9 @@ import (
 
 // editor is the catalog as a transaction sees it.
 type editor interface {
+	// as has the history say who makes the changes from now on, in this transaction.
+	as(ctx context.Context, who string) error
+
 	// lock waits until no other edit is under way. Until unlock, or the end of the
 	// transaction, none begins.
 	lock(ctx context.Context) (unlock func(), err error)
@@ -21,6 +24,11 @@ type editor interface {
 type tableEditor struct {
 	*table
 	tx pgx.Tx
+}
+
+func (t tableEditor) as(ctx context.Context, who string) error {
+	_, err := t.tx.Exec(ctx, "SELECT set_config('ratelimit.who', $1::text, true)", who)
+	return fault("say who makes a change", err)
 }
 
 func (t tableEditor) lock(ctx context.Context) (func(), error) {
@@ -45,42 +53,50 @@ func (t tableEditor) forget(ctx context.Context, name string) (int64, error) {
 	return t.table.forget(ctx, t.tx, name)
 }
 
-type memoryEditor struct{ *memory }
+type memoryEditor struct {
+	*memory
+	who string
+}
 
-func (m memoryEditor) lock(context.Context) (func(), error) {
+func (m *memoryEditor) as(_ context.Context, who string) error {
+	m.who = who
+	return nil
+}
+
+func (m *memoryEditor) lock(context.Context) (func(), error) {
 	m.editing.Lock()
 	return m.editing.Unlock, nil
 }
 
-func (m memoryEditor) rowsOf(_ context.Context, names []string, key string) (*reading, error) {
+func (m *memoryEditor) rowsOf(_ context.Context, names []string, key string) (*reading, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.memory.rowsOf(names, key), nil
 }
 
-func (m memoryEditor) publish(_ context.Context, p *published) error {
+func (m *memoryEditor) publish(_ context.Context, p *published) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.memory.publish(p)
+	m.memory.publish(p, m.who)
 	return nil
 }
 
-func (m memoryEditor) set(_ context.Context, e *Entry) error {
+func (m *memoryEditor) set(_ context.Context, e *Entry) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.memory.set(*e)
+	m.memory.set(*e, m.who)
 	return nil
 }
 
-func (m memoryEditor) unset(_ context.Context, at place) error {
+func (m *memoryEditor) unset(_ context.Context, at place) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.memory.unset(at)
+	m.memory.unset(at, m.who)
 	return nil
 }
 
-func (m memoryEditor) forget(_ context.Context, name string) (int64, error) {
+func (m *memoryEditor) forget(_ context.Context, name string) (int64, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.memory.forget(name), nil
+	return m.memory.forget(name, m.who), nil
 }

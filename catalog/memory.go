@@ -57,36 +57,36 @@ func (m *memory) rowsOf(names []string, key string) *reading {
 	return r
 }
 
-func (m *memory) publish(p *published) {
+func (m *memory) publish(p *published, who string) {
 	was, ok := m.published[p.Name]
-	m.log(place{p.Name, AllKeys}, jsonOf(was, ok), jsonOf(*p, true))
+	m.log(place{p.Name, AllKeys}, jsonOf(was, ok), jsonOf(*p, true), who)
 	m.published[p.Name] = *p
 }
 
-func (m *memory) set(e Entry) {
+func (m *memory) set(e Entry, who string) {
 	at := place{e.Name, e.Key}
 	was, ok := m.overrides[at]
 	e.UpdatedAt = m.clock()
-	m.log(at, jsonOf(was.Override, ok), jsonOf(e.Override, true))
+	m.log(at, jsonOf(was.Override, ok), jsonOf(e.Override, true), who)
 	m.overrides[at] = e
 }
 
-func (m *memory) unset(at place) {
+func (m *memory) unset(at place, who string) {
 	if was, ok := m.overrides[at]; ok {
-		m.log(at, jsonOf(was.Override, true), nil)
+		m.log(at, jsonOf(was.Override, true), nil, who)
 		delete(m.overrides, at)
 	}
 }
 
-func (m *memory) forget(name string) (n int64) {
+func (m *memory) forget(name, who string) (n int64) {
 	if d, ok := m.published[name]; ok {
-		m.log(place{name, AllKeys}, jsonOf(d, true), nil)
+		m.log(place{name, AllKeys}, jsonOf(d, true), nil, who)
 		delete(m.published, name)
 		n++
 	}
 	for at, e := range m.overrides {
 		if at.name == name {
-			m.log(at, jsonOf(e.Override, true), nil)
+			m.log(at, jsonOf(e.Override, true), nil, who)
 			delete(m.overrides, at)
 			n++
 		}
@@ -94,12 +94,12 @@ func (m *memory) forget(name string) (n int64) {
 	return n
 }
 
-func (m *memory) log(at place, was, became json.RawMessage) {
+func (m *memory) log(at place, was, became json.RawMessage, who string) {
 	if slices.Equal(was, became) {
 		return
 	}
 	m.version++
-	m.changes = append(m.changes, Change{Version: m.version, At: m.clock(), Who: "memory", Name: at.name, Key: at.key, Was: was, Became: became})
+	m.changes = append(m.changes, Change{Version: m.version, At: m.clock(), Role: "memory", Who: who, Name: at.name, Key: at.key, Was: was, Became: became})
 }
 
 // history is the table's history.

@@ -104,7 +104,8 @@ type Entry struct {
 type Change struct {
 	Version     int64
 	At          time.Time
-	Who         string // PostgreSQL's role
+	Role        string // PostgreSQL's
+	Who         string // as the program that made it said by [WithWho]; "" if it did not
 	Name        string // of the limit; "" if all was forgotten by TRUNCATE
 	Key         string // AllKeys for all keys, and for the definition itself
 	Was, Became json.RawMessage

@@ -356,7 +356,7 @@ func (t *table) forget(ctx context.Context, q querier, name string) (int64, erro
 	return tag.RowsAffected(), fault("forget a limit", err)
 }
 
-const history = `SELECT h.version, (extract(epoch FROM h.at) * 1000000)::int8, h.who, coalesce(h.name, ''), h.key, h.was::text, h.became::text
+const history = `SELECT h.version, (extract(epoch FROM h.at) * 1000000)::int8, h.role, coalesce(h.who, ''), coalesce(h.name, ''), h.key, h.was::text, h.became::text
 FROM rate_limit_history AS h WHERE ($1::text IS NULL OR h.name = $1::text)
 	AND ($3::text IS NULL OR h.key IS NULL OR h.key = $3::text) ORDER BY h.version DESC LIMIT $2::int8`
 
@@ -368,7 +368,7 @@ func (t *table) history(ctx context.Context, name string, key *string, most int)
 	changes, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (c Change, err error) {
 		var at *int64
 		var key, was, became *string
-		err = row.Scan(&c.Version, &at, &c.Who, &c.Name, &key, &was, &became)
+		err = row.Scan(&c.Version, &at, &c.Role, &c.Who, &c.Name, &key, &was, &became)
 		c.At, c.Key = instant(at), keyOf(key)
 		if was != nil {
 			c.Was = json.RawMessage(*was)

@@ -81,7 +81,7 @@ var actions = map[string]func(ctx context.Context, s *site, t target, form url.V
 	},
 }
 
-// edit is the action of an edit of the catalog, or of the removal of an override. What grants
+// edit returns the action of an edit of the catalog, or of the removal of an override. What grants
 // less than the program has published is asked for once more.
 func (s *site) edit(ctx context.Context, t target, by *catalog.Override) (action, error) {
 	key := t.key
@@ -131,7 +131,7 @@ func (t target) String() string {
 	return visible.Text(t.key) + " of " + visible.Text(t.name)
 }
 
-// page is the address of the target's page, which shows the change.
+// page returns the address of the target's page, which shows the change.
 func (t target) page(prefix, done string) string {
 	query := url.Values{"name": {t.name}, "done": {done}}
 	path := "/limit"
@@ -188,11 +188,12 @@ func (s *site) change(w http.ResponseWriter, r *http.Request) {
 		s.write(w, r, &view{template: "confirm.html", Title: "Are you sure?", Data: &p})
 		return
 	}
-	if err := a.do(ctx); err != nil {
+	who := s.who(r)
+	if err := a.do(catalog.WithWho(ctx, who)); err != nil {
 		s.fail(w, r, err)
 		return
 	}
-	s.logger.InfoContext(ctx, "console: a change", "action", form.Get("action"), "limit", t.name, "all", t.all)
+	s.logger.InfoContext(ctx, "console: a change", "who", who, "action", form.Get("action"), "limit", t.name, "all", t.all)
 	http.Redirect(w, r, t.page(s.prefix, form.Get("action")), http.StatusSeeOther)
 }
 

@@ -48,7 +48,7 @@ type Config struct {
 	// be confirmed. Without it every change is answered 403.
 	Edit bool
 
-	// Token is a password that browsers ask for, with any name; "" asks for none.
+	// Token is a password that browsers ask for, with any name, see Who; "" asks for none.
 	Token string
 
 	// Hosts are the names under which browsers reach the page, without ports. Others are answered
@@ -56,6 +56,11 @@ type Config struct {
 	// and so have browsers that reach it ask for what his page wants to know. "localhost" and IP
 	// addresses are always accepted.
 	Hosts []string
+
+	// Who returns the name of the person who makes a change, for the catalog's history, by what your
+	// program knows of the request; see [catalog.WithWho]. The default is the name that the browser
+	// gave with the Token, which nobody has checked.
+	Who func(*http.Request) string
 
 	// Timeout bounds a page's wait for the database; 0 is 5 s.
 	Timeout time.Duration
@@ -83,8 +88,11 @@ func New(config *Config) (*Console, error) {
 	s := &site{
 		desk:   &inspect.Inspector{Pool: config.Pool, Schema: config.Schema, Store: config.Store, Catalog: config.Catalog},
 		prefix: config.Prefix, editable: config.Edit,
-		timeout: cmp.Or(config.Timeout, defaultTimeout),
-		logger:  cmp.Or(config.Logger, slog.Default()),
+		who: config.Who, timeout: cmp.Or(config.Timeout, defaultTimeout),
+		logger: cmp.Or(config.Logger, slog.Default()),
+	}
+	if s.who == nil {
+		s.who = claimed
 	}
 	c := &Console{handler: routes(s), hosts: map[string]bool{"localhost": true}}
 	for _, host := range config.Hosts {
@@ -95,6 +103,12 @@ func New(config *Config) (*Console, error) {
 		c.guarded = true
 	}
 	return c, nil
+}
+
+// claimed returns the name that a browser gives with a token.
+func claimed(r *http.Request) string {
+	name, _, _ := r.BasicAuth()
+	return name
 }
 
 // prefix is a path that needs no escaping.

@@ -1,6 +1,7 @@
 package console_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -471,6 +472,13 @@ func TestWhatThePageOffers(t *testing.T) {
 	if page := s.get(200, "/key", "name", "api", "key", "192.0.2.1/32"); strings.Contains(page, "another shape") {
 		t.Error("a key of the limit's is said to be none")
 	}
+	if _, err := s.store.Permits().Acquire(t.Context(), ratelimit.InFlight{Name: "at once", Limit: 2}.For("198.51.100.7/32")); err != nil {
+		t.Fatal(err)
+	}
+	s.wants(s.get(200, "/permits", "name", "at once", "key", "192.0.2.1"), "such as 198.51.100.7/32 (IPv4/32), and this is another shape (address): write 192.0.2.1/32.")
+	if page := s.get(200, "/permits", "name", "at once", "key", "192.0.2.1/32"); strings.Contains(page, "another shape") {
+		t.Error("a key of the limit of how many at once is said to be none")
+	}
 }
 
 // Bad input is answered with what is wrong with it, and changes nothing.
@@ -746,6 +754,43 @@ func TestFaults(t *testing.T) {
 		s.db.Pool.Close()
 		s.get(503, "/")
 	})
+}
+
+// The history and the log have who makes a change: whom the program names, or whom the browser does.
+func TestWho(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*console.Config){
+		"ann": func(c *console.Config) { c.Who = func(r *http.Request) string { return r.Header.Get("X-User") } },
+		"bob": func(c *console.Config) { c.Token = "secret" },
+	} {
+		var log bytes.Buffer
+		s := serve(t, editable, change, func(c *console.Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+		form := url.Values{"name": {"api"}, "key": {"k"}, "action": {"set"}, "rate": {"100"}, "capacity": {"200"}}
+		var response *http.Response
+		for range 2 { // it asks, and makes the change
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+"/change", strings.NewReader(form.Encode()))
+			s.must(err)
+			request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+			request.Header.Set("X-User", "ann")
+			request.SetBasicAuth("bob", "secret")
+			var page string
+			response, page = s.do(request)
+			for _, found := range agreements.FindAllStringSubmatch(page, -1) {
+				form["agreed"] = []string{html.UnescapeString(found[1])}
+			}
+		}
+		if response.StatusCode != http.StatusSeeOther {
+			t.Fatalf("got %s, want the change to be made", response.Status)
+		}
+		changes, err := s.catalog.History(t.Context(), "api", 1)
+		s.must(err)
+		if changes[0].Who != name || changes[0].Role == "" || !strings.Contains(log.String(), "who="+name) {
+			t.Errorf("got %+v and the log %s, want %s", changes[0], &log, name)
+		}
+		if name == "ann" { // without a token
+			s.wants(s.get(200, "/changes"), "ann ("+changes[0].Role+")")
+		}
+	}
 }
 
 func TestNew(t *testing.T) {

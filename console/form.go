@@ -16,7 +16,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/visible"
 )
 
-// bad is the error of a value of a form or an address.
+// bad returns the error of a value of a form or an address.
 func bad(field string, value any, reason string) error {
 	return &ratelimit.FieldError{Package: "console", Field: field, Value: value, Reason: reason}
 }

@@ -19,6 +19,7 @@ var functions = template.FuncMap{
 	"span":    inspect.Span,
 	"period":  inspect.Period,
 	"text":    visible.Text,
+	"by":      func(c catalog.Change) string { return inspect.By(&c) },
 	"percent": func(share float64) string { return strconv.FormatFloat(math.Round(share*100), 'f', 0, 64) + " %" },
 	"json":    func(text []byte) string { return visible.Text(string(text)) },
 	"bounded": bounded,
@@ -29,7 +30,7 @@ var functions = template.FuncMap{
 	"address": address,
 }
 
-// bounded is how many rows were counted, of which there may be more.
+// bounded returns how many rows were counted, of which there may be more.
 func bounded(rows int) string {
 	if rows > inspect.MostCounted {
 		return fmt.Sprintf("over %d", inspect.MostCounted)

@@ -19,7 +19,7 @@ const (
 	changesOf  = 200    // changes of the page of all of them
 )
 
-// limits is the page of all limits.
+// limits returns the page of all limits.
 func (s *site) limits(ctx context.Context, _ *http.Request) (*view, error) {
 	all, err := s.desk.Limits(ctx)
 	return &view{template: "limits.html", Title: "Limits", Data: all}, err
@@ -57,7 +57,7 @@ type limitPage struct {
 	Next       string // the last of them, if there may be more; else ""
 }
 
-// limit is the page of a limit, with some of its keys.
+// limit returns the page of a limit, with some of its keys.
 func (s *site) limit(ctx context.Context, r *http.Request) (*view, error) {
 	name := r.FormValue("name")
 	limit, err := s.desk.Limit(name)
@@ -106,7 +106,7 @@ type keyPage struct {
 	Form      overrideForm
 }
 
-// key is the page of a key: the tokens left, why it is refused, and until when.
+// key returns the page of a key: the tokens left, why it is refused, and until when.
 func (s *site) key(ctx context.Context, r *http.Request) (*view, error) {
 	p := keyPage{Name: r.FormValue("name"), Key: r.FormValue("key"), Count: 1}
 	if n := r.FormValue("count"); n != "" {
@@ -133,6 +133,7 @@ type permitsPage struct {
 	Key       string // one key only, unless it is ""
 	One       bool
 	Form      overrideForm // of that key
+	Unlike    []inspect.Unlike
 	Keys      []permitKey
 	Next      string // the last of the keys, if there may be more; else ""
 }
@@ -144,7 +145,7 @@ type permitKey struct {
 	Held  []ratelimit.Permit
 }
 
-// permits is the page of a limit of how many at once, with some of its keys or with one.
+// permits returns the page of a limit of how many at once, with some of its keys or with one.
 func (s *site) permits(ctx context.Context, r *http.Request) (*view, error) {
 	limit, err := s.desk.InFlight(r.FormValue("name"))
 	if err != nil {
@@ -163,6 +164,9 @@ func (s *site) permits(ctx context.Context, r *http.Request) (*view, error) {
 		p.Form = newForm(nil, &limit, nil)
 		if e, ok := s.desk.Catalog.Override(limit.Name, p.Key); ok {
 			p.Form = newForm(nil, &limit, &e)
+		}
+		if p.Unlike, err = s.desk.Unlike(ctx, limit.Name, p.Key); err != nil {
+			return nil, err
 		}
 	} else if keys, err = s.desk.PermitKeys(ctx, limit.Name, ratelimit.Page{Prefix: p.Prefix, After: r.FormValue("after"), Most: perPage}); err != nil {
 		return nil, err
@@ -190,7 +194,7 @@ type refusedPage struct {
 	Rates    map[string]bool // names of the limits with pages for keys
 }
 
-// refused is the page of the keys that are refused most, in all processes.
+// refused returns the page of the keys that are refused most, in all processes.
 func (s *site) refused(ctx context.Context, r *http.Request) (_ *view, err error) {
 	p := refusedPage{Limit: r.FormValue("limit"), Since: time.Minute, Rates: map[string]bool{}}
 	if since := r.FormValue("since"); since != "" {
@@ -208,7 +212,7 @@ func (s *site) refused(ctx context.Context, r *http.Request) (_ *view, err error
 	return &view{template: "refused.html", Title: "Refused most", Data: &p}, err
 }
 
-// changes is the page of the catalog's changes.
+// changes returns the page of the catalog's changes.
 func (s *site) changes(ctx context.Context, _ *http.Request) (*view, error) {
 	if s.desk.Catalog.InMemory() { // whose history is that of reading a file
 		return &view{template: "changes.html", Title: "Changes", Data: []catalog.Change(nil)}, nil

@@ -28,6 +28,7 @@ type site struct {
 	desk     *inspect.Inspector
 	prefix   string
 	editable bool
+	who      func(*http.Request) string
 	timeout  time.Duration
 	logger   *slog.Logger
 }

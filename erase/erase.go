@@ -43,7 +43,7 @@ var tables = []struct {
 	// After the overrides, whose trigger writes into it. A process finds by what is new there that an
 	// override is gone: the newest change becomes one without a name, after which it reads all.
 	{"rate_limit_history", byKey, []string{
-		`UPDATE TABLE AS t SET at = DEFAULT, who = DEFAULT, name = NULL, key = NULL, was = NULL, became = '{"erased": true}'
+		`UPDATE TABLE AS t SET at = DEFAULT, role = DEFAULT, who = DEFAULT, name = NULL, key = NULL, was = NULL, became = '{"erased": true}'
 WHERE t.version = (SELECT max(n.version) FROM TABLE AS n WHERE n.key = ANY ($1::text[]))`, remove,
 	}, func(c *Counts) *int64 { return &c.Changes }},
 	{"rate_limit_refusals", byKey, []string{remove}, func(c *Counts) *int64 { return &c.Refusals }},

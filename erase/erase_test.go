@@ -118,7 +118,7 @@ func TestErase(t *testing.T) {
 		t.Errorf("got %v, %v, want a key that is full", result, err)
 	}
 	changes, err := c.History(ctx, "", 1)
-	if err != nil || len(changes) != 1 || changes[0].Name != "" || !strings.Contains(string(changes[0].Became), "erased") || changes[0].Who == "" {
+	if err != nil || len(changes) != 1 || changes[0].Name != "" || !strings.Contains(string(changes[0].Became), "erased") || changes[0].Role == "" {
 		t.Errorf("the history says %+v, %v", changes, err)
 	}
 }

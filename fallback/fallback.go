@@ -81,19 +81,19 @@ func (s *Store) Stats() Stats {
 	return stats
 }
 
-// Allow is the store's Allow, and during a silence memory's or a [SilentError].
+// Allow returns the store's Allow, and during a silence memory's or a [SilentError].
 func (s *Store) Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.decide(ctx, decide.All, requests, ratelimit.Store.Allow)
 }
 
-// AllowAtMost is the store's AllowAtMost, and during a silence memory's or a [SilentError].
+// AllowAtMost returns the store's AllowAtMost, and during a silence memory's or a [SilentError].
 func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
 	return s.decide(ctx, decide.AtMost, []ratelimit.Request{r}, func(store ratelimit.Store, ctx context.Context, _ ...ratelimit.Request) (ratelimit.Result, error) {
 		return store.AllowAtMost(ctx, r)
 	})
 }
 
-// AllowFirst is the store's AllowFirst, and during a silence memory's or a [SilentError].
+// AllowFirst returns the store's AllowFirst, and during a silence memory's or a [SilentError].
 func (s *Store) AllowFirst(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.decide(ctx, decide.First, requests, ratelimit.Store.AllowFirst)
 }
@@ -104,28 +104,28 @@ func (s *Store) Take(ctx context.Context, requests ...ratelimit.Request) error {
 	return err
 }
 
-// Check is the store's Check, and during a silence memory's or a [SilentError].
+// Check returns the store's Check, and during a silence memory's or a [SilentError].
 func (s *Store) Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.decide(ctx, decide.Look, requests, ratelimit.Store.Check)
 }
 
-// Reserve is the store's Reserve, and during a silence a [SilentError].
+// Reserve returns the store's Reserve, and during a silence a [SilentError].
 func (s *Store) Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	result, err := ask(ctx, s, ratelimit.VerbReserve, requests, func() (ratelimit.Result, error) { return s.store.Reserve(ctx, requests...) })
+	return s.noted(ask(ctx, s, ratelimit.VerbReserve, requests, func() (ratelimit.Result, error) { return s.store.Reserve(ctx, requests...) }))
+}
+
+// Wait returns the store's Wait, and during a silence a [SilentError].
+func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	result, err := ask(ctx, s, ratelimit.VerbReserve, requests, func() (ratelimit.Result, error) { return s.store.Wait(ctx, requests...) })
 	if err == nil {
-		s.memory.note(&result)
+		s.memory.note(&result, result.RetryAfter) // which it has slept
 	}
 	return result, err
 }
 
-// Wait is the store's Wait, and during a silence a [SilentError].
-func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return ask(ctx, s, ratelimit.VerbReserve, requests, func() (ratelimit.Result, error) { return s.store.Wait(ctx, requests...) })
-}
-
-// CheckReserve is the store's CheckReserve, and during a silence a [SilentError].
+// CheckReserve returns the store's CheckReserve, and during a silence a [SilentError].
 func (s *Store) CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return ask(ctx, s, ratelimit.VerbCheck, requests, func() (ratelimit.Result, error) { return s.store.CheckReserve(ctx, requests...) })
+	return s.noted(ask(ctx, s, ratelimit.VerbCheck, requests, func() (ratelimit.Result, error) { return s.store.CheckReserve(ctx, requests...) }))
 }
 
 // Settle settles what memory granted in memory. Otherwise it is the store's Settle, and during a
@@ -134,7 +134,7 @@ func (s *Store) Settle(ctx context.Context, r *ratelimit.Receipt, used ...float6
 	if s.usable() == nil && s.memory.granted(r) {
 		return s.memory.settle(ctx, r, append([]float64{}, used...))
 	}
-	return ask(ctx, s, ratelimit.VerbSettle, nil, func() (ratelimit.Result, error) { return s.store.Settle(ctx, r, used...) })
+	return s.noted(ask(ctx, s, ratelimit.VerbSettle, nil, func() (ratelimit.Result, error) { return s.store.Settle(ctx, r, used...) }))
 }
 
 // Cancel cancels what memory granted in memory. Otherwise it is the store's Cancel, and during a
@@ -156,30 +156,50 @@ func (s *Store) Cancel(ctx context.Context, r *ratelimit.Receipt) (cancelled boo
 	return ask(ctx, s, ratelimit.VerbCancel, nil, func() (bool, error) { return s.store.Cancel(ctx, r) })
 }
 
-// Credit is the store's Credit, and during a silence a [SilentError].
+// Credit returns the store's Credit, and during a silence a [SilentError].
 func (s *Store) Credit(ctx context.Context, r ratelimit.Request) (ratelimit.Status, error) {
 	return ask(ctx, s, ratelimit.VerbCredit, []ratelimit.Request{r}, func() (ratelimit.Status, error) { return s.store.Credit(ctx, r) })
 }
 
-// Pause is the store's Pause, and during a silence a [SilentError].
+// Pause returns the store's Pause, and during a silence a [SilentError].
 func (s *Store) Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (until time.Time, err error) {
-	return ask(ctx, s, ratelimit.VerbPause, of(limit, key), func() (time.Time, error) { return s.store.Pause(ctx, limit, key, lasts) })
+	until, err = ask(ctx, s, ratelimit.VerbPause, of(limit, key), func() (time.Time, error) { return s.store.Pause(ctx, limit, key, lasts) })
+	if err == nil {
+		s.memory.pause(limit, key, lasts)
+	}
+	return until, err
 }
 
-// Resume is the store's Resume, and during a silence a [SilentError].
+// Resume returns the store's Resume, and during a silence a [SilentError].
 func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) error {
 	_, err := ask(ctx, s, ratelimit.VerbResume, of(limit, key), func() (none struct{}, _ error) { return none, s.store.Resume(ctx, limit, key) })
+	if err == nil {
+		s.memory.resume(limit, key)
+	}
 	return err
 }
 
-// Reset is the store's Reset, and during a silence a [SilentError].
+// Reset returns the store's Reset, and during a silence a [SilentError].
 func (s *Store) Reset(ctx context.Context, limit ratelimit.Limit, key string) error {
 	_, err := ask(ctx, s, ratelimit.VerbReset, of(limit, key), func() (none struct{}, _ error) { return none, s.store.Reset(ctx, limit, key) })
 	return err
 }
 
+// Change is the store's Change, and during a silence a [SilentError].
+func (s *Store) Change(ctx context.Context, from, to ratelimit.Limit, key string) (ratelimit.Status, error) {
+	return ask(ctx, s, ratelimit.VerbChange, of(to, key), func() (ratelimit.Status, error) { return s.store.Change(ctx, from, to, key) })
+}
+
 func of(limit ratelimit.Limit, key string) []ratelimit.Request {
 	return []ratelimit.Request{{Limit: limit, Key: key}}
+}
+
+// noted returns what ask has, and memory heeds it.
+func (s *Store) noted(result ratelimit.Result, err error) (ratelimit.Result, error) {
+	if err == nil {
+		s.memory.note(&result, 0)
+	}
+	return result, err
 }
 
 // ask asks the store, unless the database is silent.
@@ -212,7 +232,7 @@ func (s *Store) decide(ctx context.Context, verb decide.Verb, requests []ratelim
 		if err == nil {
 			if asked(&result) {
 				s.answered()
-				s.memory.note(&result)
+				s.memory.note(&result, 0)
 			}
 			return result, nil
 		}

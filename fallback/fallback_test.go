@@ -406,6 +406,76 @@ func TestLastKnown(t *testing.T) {
 	})
 }
 
+// What this process has done by other verbs than those of a decision is known as well.
+func TestLastDone(t *testing.T) {
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 24 * time.Hour}
+	all := limit.ForN("k", 10)
+	window := ratelimit.FixedWindow{Name: "window", Rate: 10, Period: 24 * time.Hour}
+	for _, test := range []struct {
+		name   string
+		do     func(ctx context.Context, s *fallback.Store) error
+		paused bool
+		of     ratelimit.Request
+		want   float64
+	}{
+		{"Pause", func(ctx context.Context, s *fallback.Store) error {
+			_, err := s.Pause(ctx, limit, "k", time.Hour)
+			return err
+		}, true, limit.For("k"), 0},
+		{"Pause of a window", func(ctx context.Context, s *fallback.Store) error {
+			_, err := s.Pause(ctx, window, "k", time.Hour)
+			return err
+		}, true, window.For("k"), 0},
+		{"a shorter Pause", func(ctx context.Context, s *fallback.Store) error {
+			_, err := s.Pause(ctx, limit, "k", time.Hour)
+			_, err2 := s.Pause(ctx, limit, "k", time.Second)
+			return errors.Join(err, err2)
+		}, true, limit.For("k"), 0},
+		{"Pause, heard of, and Resume", func(ctx context.Context, s *fallback.Store) error {
+			_, err := s.Pause(ctx, limit, "k", time.Hour)
+			_, err2 := s.Check(ctx, limit.For("k"))
+			return errors.Join(err, err2, s.Resume(ctx, limit, "k"))
+		}, false, limit.For("k"), 0},
+		{"Wait", func(ctx context.Context, s *fallback.Store) error {
+			_, err := s.Wait(ctx, all)
+			return err
+		}, false, limit.For("k"), 0},
+		{"Wait through a pause", func(ctx context.Context, s *fallback.Store) error {
+			_, err := s.Pause(ctx, limit, "k", time.Minute)
+			_, err2 := s.Wait(ctx, limit.For("k"))
+			return errors.Join(err, err2)
+		}, false, limit.For("k"), 4},
+		{"CheckReserve", func(ctx context.Context, s *fallback.Store) error {
+			_, err := s.Reserve(ctx, all)
+			_, err2 := s.CheckReserve(ctx, limit.For("k"))
+			return errors.Join(err, err2)
+		}, false, limit.For("k"), 0},
+		{"Settle", func(ctx context.Context, s *fallback.Store) error {
+			result, err := s.Allow(ctx, limit.For("k"))
+			if err == nil {
+				_, err = s.Settle(ctx, result.Receipt, 10)
+			}
+			return err
+		}, false, limit.For("k"), 0},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			db := memstore.New(nil)
+			s := newStore(t, db, fallback.Config{Processes: 2})
+			if err := test.do(t.Context(), s); err != nil {
+				t.Fatal(test.name, err)
+			}
+			silence(t, db, s)
+			result, err := s.Check(t.Context(), test.of)
+			if err != nil || math.Floor(result.Value) > test.want || result.PausedUntil.IsZero() == test.paused {
+				t.Errorf("after %s: %v tokens, paused until %v, %v; want at most %v, and a pause: %v", test.name, result.Value, result.PausedUntil, err, test.want, test.paused)
+			}
+			if left := result.PausedUntil.Sub(result.At); test.paused && left < 59*time.Minute {
+				t.Errorf("after %s: paused for another %v, want an hour", test.name, left)
+			}
+		})
+	}
+}
+
 func TestStaysClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := memstore.New(nil)
@@ -607,6 +677,24 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	leak.Check(t, ".", map[string]any{
 		"Store": s, "Config": fallback.Config{}, "Stats": s.Stats(),
 		"Change": fallback.Change{Silent: true}, "SilentError": &fallback.SilentError{Err: io.EOF},
+	})
+	synctest.Test(t, func(t *testing.T) {
+		allow := func(s *fallback.Store) error {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			_, err := s.Allow(ctx, perSecond.For(leak.Key))
+			return err
+		}
+		busy, silent := newDatabase(), memstore.New(nil)
+		busy.inUse = true
+		busy.set(hang, works)
+		dead := newStore(t, silent, fallback.Config{})
+		silence(t, silent, dead)
+		err := allow(dead)
+		leak.Errors(t, ".", map[string]leak.Provoked{
+			"ErrSilent": {Is: fallback.ErrSilent, Err: err}, "SilentError": {Err: err},
+			"ErrBusy": {Is: fallback.ErrBusy, Err: allow(newStore(t, busy, fallback.Config{}))},
+		})
 	})
 }
 

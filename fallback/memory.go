@@ -129,16 +129,16 @@ func ofLimits(result ratelimit.Result, requests []ratelimit.Request) ratelimit.R
 	return result
 }
 
-// note heeds what the database has said: the share is no larger than its part of that.
-func (m *memory) note(result *ratelimit.Result) {
+// note heeds what the database has said a while ago: the share is no larger than its part of that.
+func (m *memory) note(result *ratelimit.Result, ago time.Duration) {
 	if m == nil {
 		return
 	}
 	if result.Several == nil {
-		m.noteStatus(&result.Status)
+		m.noteStatus(&result.Status, ago)
 	}
 	for i := range result.Several {
-		m.noteStatus(&result.Several[i])
+		m.noteStatus(&result.Several[i], ago)
 	}
 }
 
@@ -147,29 +147,55 @@ func isAsked(s *ratelimit.Status) bool {
 	return s.Request.Mode != ratelimit.ModeRefuse && !s.At.IsZero()
 }
 
-func (m *memory) noteStatus(status *ratelimit.Status) {
+func (m *memory) noteStatus(status *ratelimit.Status, ago time.Duration) {
 	if status.Request.Limit == nil || !isAsked(status) {
 		return
 	}
-	d := bucket.Definition(m.share(status.Request.Limit))
+	m.change(status.Request.Limit, status.Request.Key, func(d *bucket.Definition, state bucket.State, now time.Time) bucket.State {
+		if pause := status.PausedUntil.Sub(status.At) - ago; pause > 0 && !status.PausedUntil.IsZero() {
+			state = d.Pause(state, now, now.Add(pause))
+		} else if state.Paused.After(now) {
+			state = d.Resume(status.Request.Key, state, now)
+		}
+		if over := d.ValueAt(d.Refill(state, now), now) - status.Value/m.processes; over > 0 {
+			state = d.Spend(state, now, over)
+		}
+		return state
+	})
+}
+
+// pause heeds that the database has paused a limit.
+func (m *memory) pause(limit ratelimit.Limit, key string, lasts time.Duration) {
+	m.change(limit, key, func(d *bucket.Definition, state bucket.State, now time.Time) bucket.State {
+		if until := now.Add(lasts); until.After(state.Paused) {
+			return d.Pause(state, now, until)
+		}
+		return state
+	})
+}
+
+// resume heeds that it has ended the pause.
+func (m *memory) resume(limit ratelimit.Limit, key string) {
+	m.change(limit, key, func(d *bucket.Definition, state bucket.State, now time.Time) bucket.State {
+		return d.Resume(key, state, now)
+	})
+}
+
+// change changes a bucket by what the database has said, if there is room for it.
+func (m *memory) change(limit ratelimit.Limit, key string, to func(d *bucket.Definition, state bucket.State, now time.Time) bucket.State) {
+	if m == nil {
+		return
+	}
+	d := bucket.Definition(m.share(limit))
 	if d.Capacity < 1 {
 		return
 	}
-	key := decide.Key{Name: d.Name, Key: status.Request.Key}
+	of := decide.Key{Name: d.Name, Key: key}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.now()
-	state := m.state(key, &d, now)
-	if pause := status.PausedUntil.Sub(status.At); pause > 0 && !status.PausedUntil.IsZero() {
-		state = d.Pause(state, now, now.Add(pause))
-	} else if state.Paused.After(now) {
-		state = d.Resume(key.Key, state, now)
-	}
-	if over := d.ValueAt(d.Refill(state, now), now) - status.Value/m.processes; over > 0 {
-		state = d.Spend(state, now, over)
-	}
-	if _, known := m.rows[key]; known || len(m.rows) < m.most || m.sweep(now) {
-		m.put(key, &d, state, now)
+	if _, known := m.rows[of]; known || len(m.rows) < m.most || m.sweep(now) {
+		m.put(of, &d, to(&d, m.state(of, &d, now), now), now)
 	}
 }
 

@@ -135,16 +135,19 @@ type try struct {
 	ctx     context.Context
 	scope   string
 	request ratelimit.Request
-	round   int // in which it was sent last
-	n       int // how often it was sent
+	round   edge.Round // in which it was sent last
+	n       int        // how often it was sent
 }
 
-func (c *Client) begin(ctx context.Context, cc *grpc.ClientConn, method string, message any) *try {
+func (c *Client) begin(ctx context.Context, cc *grpc.ClientConn, method string, message any) (*try, error) {
+	if c == nil || c.config.Scope == nil {
+		return nil, edge.Invalid("grpclimit", "Client", nil, "must be made by NewClient")
+	}
 	t := &try{client: c, budget: c.waiter.Budget(ctx), ctx: ctx, scope: c.config.Scope(cc.Target(), method)}
 	if c.config.Limit != nil {
 		t.request = c.config.Limit(ctx, method, message)
 	}
-	return t
+	return t, nil
 }
 
 // turn waits until the call may be sent.
@@ -161,7 +164,7 @@ func (t *try) turn() (err error) {
 // call is to be sent again.
 func (t *try) again(err error) bool {
 	answer := readAnswer(err)
-	wait := t.client.waiter.Heed(t.ctx, t.scope, t.round, t.request, answer)
+	wait := t.client.waiter.Heed(t.budget, t.scope, t.round, t.request, answer)
 	return answer.Refused && t.client.waiter.Again(t.budget, wait, t.n)
 }
 
@@ -174,7 +177,7 @@ func readAnswer(err error) (a edge.Answer) {
 	for _, d := range s.Details() {
 		if info, ok := d.(*errdetails.RetryInfo); ok {
 			a.Refused, a.Pause = true, s.Code() == codes.ResourceExhausted
-			a.Wait = min(max(0, info.GetRetryDelay().AsDuration()), ratelimit.MaxSpan)
+			a.Wait = min(max(a.Wait, info.GetRetryDelay().AsDuration()), ratelimit.MaxSpan)
 		}
 	}
 	return a
@@ -182,7 +185,11 @@ func readAnswer(err error) (a edge.Answer) {
 
 // Unary is a grpc.UnaryClientInterceptor.
 func (c *Client) Unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	for t := c.begin(ctx, cc, method, req); ; {
+	t, err := c.begin(ctx, cc, method, req)
+	if err != nil {
+		return err
+	}
+	for {
 		if err := t.turn(); err != nil {
 			return err
 		}
@@ -198,17 +205,21 @@ func (c *Client) Unary(ctx context.Context, method string, req, reply any, cc *g
 // message in it: with the first RecvMsg, and Header says nothing before that. If it sends
 // several, nobody keeps them, so the error is returned.
 func (c *Client) Stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	s := &clientStream{try: c.begin(ctx, cc, method, nil), replays: !desc.ClientStreams}
+	t, err := c.begin(ctx, cc, method, nil)
+	if err != nil {
+		return nil, err
+	}
+	s := &clientStream{try: t, replays: !desc.ClientStreams}
 	s.open = func() (grpc.ClientStream, error) { return streamer(ctx, desc, cc, method, opts...) }
 	for {
-		if err := s.try.turn(); err != nil {
+		if err := t.turn(); err != nil {
 			return nil, err
 		}
 		err := s.reopen()
 		if err == nil {
 			return s, nil
 		}
-		if !s.try.again(err) {
+		if !t.again(err) {
 			return nil, err
 		}
 	}

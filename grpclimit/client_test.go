@@ -74,14 +74,14 @@ func TestAllWhoWaitGetThrough(t *testing.T) {
 }
 
 // refusing refuses as often as it says, with RetryInfo or without.
-func refusing(times int64, code codes.Code, wait time.Duration) *echo {
+func refusing(times int64, code codes.Code, waits ...time.Duration) *echo {
 	var n atomic.Int64
 	refuse := func() error {
 		if n.Add(1) > times {
 			return nil
 		}
 		s := status.New(code, "later")
-		if wait >= 0 {
+		for _, wait := range waits {
 			s, _ = s.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(wait)})
 		}
 		return s.Err()
@@ -128,9 +128,10 @@ func TestClientHeeds(t *testing.T) {
 		{"refused often", func() *echo { return refusing(9, codes.ResourceExhausted, short) }, grpclimit.ClientConfig{}, codes.ResourceExhausted, 4},
 		{"no tries", func() *echo { return refusing(9, codes.ResourceExhausted, short) }, grpclimit.ClientConfig{MaxTries: 1}, codes.ResourceExhausted, 1},
 		{"for too long", func() *echo { return refusing(9, codes.ResourceExhausted, time.Hour) }, grpclimit.ClientConfig{MaxWait: time.Second}, codes.ResourceExhausted, 1},
+		{"for too long, by one of two", func() *echo { return refusing(9, codes.ResourceExhausted, time.Hour, short) }, grpclimit.ClientConfig{MaxWait: time.Second}, codes.ResourceExhausted, 1},
 		{"for longer than is believed", func() *echo { return refusing(1, codes.ResourceExhausted, time.Hour) }, grpclimit.ClientConfig{MaxPause: short}, codes.OK, 2},
 		{"at once", func() *echo { return refusing(1, codes.ResourceExhausted, 0) }, grpclimit.ClientConfig{}, codes.OK, 2},
-		{"without RetryInfo", func() *echo { return refusing(1, codes.ResourceExhausted, -1) }, grpclimit.ClientConfig{}, codes.ResourceExhausted, 1},
+		{"without RetryInfo", func() *echo { return refusing(1, codes.ResourceExhausted) }, grpclimit.ClientConfig{}, codes.ResourceExhausted, 1},
 		{"another fault", func() *echo { return refusing(1, codes.Internal, short) }, grpclimit.ClientConfig{}, codes.Internal, 1},
 	} {
 		for _, streams := range []bool{false, true} {
@@ -379,6 +380,17 @@ func TestNewClientFindsFaults(t *testing.T) {
 	} {
 		if _, err := grpclimit.NewClient(&config); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), "grpclimit: "+name) {
 			t.Errorf("got %v, want ErrInvalid with %q", err, name)
+		}
+	}
+}
+
+func TestClientNotMade(t *testing.T) {
+	for _, client := range []*grpclimit.Client{nil, {}} {
+		if err := client.Unary(t.Context(), sayMethod, nil, nil, nil, nil); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("a call: %v, want ErrInvalid", err)
+		}
+		if _, err := client.Stream(t.Context(), &grpc.StreamDesc{}, nil, sayMethod, nil); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("a stream: %v, want ErrInvalid", err)
 		}
 	}
 }

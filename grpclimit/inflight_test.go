@@ -248,7 +248,7 @@ func TestInTx(t *testing.T) {
 		}
 	}
 	wantCode(t, say(t.Context(), conn, "no user"), codes.InvalidArgument)
-	if got := fmt.Sprint(heard); got != "[granted granted granted too_large granted granted refused invalid]" {
+	if got := fmt.Sprint(heard); got != "[granted granted granted granted too_large granted granted granted refused invalid]" {
 		t.Errorf("heard %s", got)
 	}
 	if n := held(t, store.Permits(), "ann"); n != 0 {

@@ -61,4 +61,6 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		"Policy":         config.Policies[0],
 		"WaitError":      &grpclimit.WaitError{Until: time.Now(), Err: errors.New("down")},
 	})
+	refused := (ratelimit.Result{Status: ratelimit.Status{Request: perMinute.For(leak.Key)}}).Err()
+	leak.Errors(t, ".", map[string]leak.Provoked{"WaitError": {Err: &grpclimit.WaitError{Until: time.Now(), Err: refused}}})
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -134,6 +136,9 @@ type Config struct {
 	//		}
 	//		return &shop.Placed{}, nil
 	//	}
+	//
+	// Observe is told of a refusal that the handler returns, and of a grant when it has asked for
+	// Requests and returns no error, which is after its commit.
 	//
 	// Shadow, FailOpen, Timeout and Counts do not apply to these takes. Nil is none.
 	InTx func(*Call) bool
@@ -347,12 +352,26 @@ func codeOf(err error) codes.Code {
 	return status.FromContextError(err).Code()
 }
 
-type requestsKey struct{}
+type handedKey struct{}
+
+// handed is the requests that a handler is to take in its own transaction.
+type handed struct {
+	requests []ratelimit.Request
+	outer    *handed // of the limiter before, whose requests are among them
+	asked    atomic.Bool
+}
 
 // inTx returns do for a handler that takes requests in its own transaction.
 func (l *Limiter) inTx(c *Call, requests []ratelimit.Request, do func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
-		err := do(context.WithValue(ctx, requestsKey{}, append(Requests(ctx), requests...)))
+		h := &handed{requests: requests}
+		if h.outer, _ = ctx.Value(handedKey{}).(*handed); h.outer != nil {
+			h.requests = slices.Concat(h.outer.requests, requests)
+		}
+		err := do(context.WithValue(ctx, handedKey{}, h))
+		if err == nil && len(requests) > 0 && h.asked.Load() {
+			l.gate.Granted(c.Context, c, ratelimit.Result{}, requests)
+		}
 		if _, ok := status.FromError(err); ok { // of the handler's own
 			return err
 		}
@@ -367,8 +386,14 @@ func (l *Limiter) inTx(c *Call, requests []ratelimit.Request, do func(context.Co
 // own transaction: see Config.InTx. It is empty when no policy applies; AllowTx is not to be called
 // then.
 func Requests(ctx context.Context) []ratelimit.Request {
-	requests, _ := ctx.Value(requestsKey{}).([]ratelimit.Request)
-	return requests[:len(requests):len(requests)]
+	innermost, _ := ctx.Value(handedKey{}).(*handed)
+	for h := innermost; h != nil; h = h.outer {
+		h.asked.Store(true)
+	}
+	if innermost == nil {
+		return nil
+	}
+	return slices.Clone(innermost.requests)
 }
 
 // Used says how many tokens of a policy, named by its limit, the call has really used, such as

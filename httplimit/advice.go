@@ -1,6 +1,7 @@
 package httplimit
 
 import (
+	"iter"
 	"math"
 	"net/http"
 	"slices"
@@ -34,12 +35,12 @@ type Advice struct {
 //     names have ratelimit or rate-limit in them, such as X-RateLimit-Reset,
 //     x-ratelimit-reset-tokens or anthropic-ratelimit-tokens-reset.
 //
-// A wait may be a number, a duration such as 6m0s, or a date, of HTTP or of RFC 3339. A number is
-// in seconds, or in milliseconds if the name ends in ms. Above 1e9, and without a unit in the name,
-// it is an instant in seconds, milliseconds, microseconds or nanoseconds since 1970. Instants count
-// from the response's Date, if it has one, and else from now. A field that cannot be true is
-// ignored: a negative number, a wait of more than 366 days, a date in another zone than GMT that
-// does not give its offset.
+// Of several values of a field the longest wait counts, and the least that remains. A wait may be a
+// number, a duration such as 6m0s, or a date, of HTTP or of RFC 3339. A number is in seconds, or in
+// milliseconds if the name ends in ms. Above 1e9, and without a unit in the name, it is an instant in
+// seconds, milliseconds, microseconds or nanoseconds since 1970. Instants count from the response's
+// Date, if it has one, and else from now. A field that cannot be true is ignored: a negative number, a
+// wait of more than 366 days, a date in another zone than GMT that does not give its offset.
 func ReadAdvice(h http.Header, now time.Time) Advice {
 	if date, ok := readDate(h.Get("Date")); ok {
 		now = date
@@ -48,17 +49,16 @@ func ReadAdvice(h http.Header, now time.Time) Advice {
 	draft := readDraft(h)
 	named := map[string]*window{}
 	for field, values := range h {
-		if len(values) == 0 || len(values[0]) > maxValue {
-			continue
-		}
 		name := strings.ToLower(field)
-		switch {
-		case strings.Contains(name, "retry-after"):
-			if wait, ok := readWait(name, values[0], now); ok {
-				a.RetryAfter, a.Told = max(a.RetryAfter, wait), true
+		for value := range each(values) {
+			switch {
+			case strings.Contains(name, "retry-after"):
+				if wait, ok := readWait(name, value, now); ok {
+					a.RetryAfter, a.Told = max(a.RetryAfter, wait), true
+				}
+			case len(draft) == 0 && (strings.Contains(name, "ratelimit") || strings.Contains(name, "rate-limit")):
+				readNamed(named, name, value, now)
 			}
-		case len(draft) == 0 && (strings.Contains(name, "ratelimit") || strings.Contains(name, "rate-limit")):
-			readNamed(named, name, values[0], now)
 		}
 	}
 	for _, w := range named {
@@ -68,10 +68,38 @@ func ReadAdvice(h http.Header, now time.Time) Advice {
 	return a
 }
 
+// each goes through the values of a field. One that is stated in several lines, as by a proxy and by
+// the server behind it, may come as one line with commas, which dates have as well.
+func each(values []string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, line := range values[:min(len(values), maxValues)] {
+			if len(line) > maxValue {
+				continue
+			}
+			parts := []string{line}
+			if several := strings.Split(line, ","); !slices.ContainsFunc(several, isNoNumber) {
+				parts = several
+			}
+			for _, value := range parts {
+				if !yield(value) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// isNoNumber is true of the thousands in 1,000 as well.
+func isNoNumber(s string) bool {
+	_, ok := readNumber(s)
+	return !ok || strings.HasPrefix(strings.TrimSpace(s), "00")
+}
+
 const (
-	maxField = 8 << 10 // the longest structured field that is parsed
-	maxValue = 128     // the longest other value
-	maxSaid  = 366 * 24 * time.Hour
+	maxField  = 8 << 10 // the longest structured field that is parsed
+	maxValue  = 128     // the longest other value
+	maxValues = 16      // the most lines of another field
+	maxSaid   = 366 * 24 * time.Hour
 )
 
 // window is the rest of a limit, and the time until it is refilled.
@@ -126,7 +154,7 @@ func readNamed(named map[string]*window, name, value string, now time.Time) {
 	if remains {
 		value, _, _ = strings.Cut(value, ";") // parameters, as Docker Hub sends them
 		n, ok := readNumber(value)
-		w.exhausted = ok && n < 1
+		w.exhausted = w.exhausted || ok && n < 1
 	} else if wait, ok := readWait(name, value, now); ok {
 		w.timed, w.reset = true, max(w.reset, wait)
 	}

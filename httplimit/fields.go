@@ -49,12 +49,13 @@ const (
 	NoFields Fields = 128
 )
 
-// SetFields adds the fields that tell of a grant to h, as Config.Fields says. It is for
-// handlers that take in their own transaction: once, when that has committed. A result
-// that is no grant adds none, since [Middleware.Answer] adds those of a refusal.
-func (m *Middleware) SetFields(h http.Header, result ratelimit.Result) {
+// Granted tells Config.Observe of a grant, and adds the fields that tell the client of it, as
+// Config.Fields says. It is for handlers that take in their own transaction: call it once, when that has
+// committed, and before the answer is written. It does nothing with a result that is no grant, which
+// [Middleware.Answer] answers.
+func (m *Middleware) Granted(w http.ResponseWriter, r *http.Request, result ratelimit.Result) {
 	if result.OK {
-		m.setFields(h, ratelimit.Event{Outcome: ratelimit.OutcomeGranted, Result: result})
+		m.setFields(w.Header(), m.gate.Granted(r.Context(), r, result, nil))
 	}
 }
 

@@ -1,9 +1,13 @@
 package httplimit_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -154,5 +158,80 @@ func TestTransportRecovers(t *testing.T) {
 			}
 			t.Logf("answers after %v: the last of 200 was sent after %v", slow, last)
 		})
+	}
+}
+
+// A server that refuses slowly, as one does that has too much to do, has one request in each round too.
+func TestTransportAgainstSlowRefusals(t *testing.T) {
+	for _, slow := range []time.Duration{200 * time.Millisecond, 300 * time.Millisecond, 3 * time.Second, 20 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			var sent atomic.Int64
+			transport := newTransport(t, httplimit.TransportConfig{Base: roundTripper(func(*http.Request) (*http.Response, error) {
+				sent.Add(1)
+				time.Sleep(slow)
+				return response(http.StatusTooManyRequests, "Retry-After", "0"), nil
+			})})
+			begin := time.Now()
+			var wg sync.WaitGroup
+			for range 100 {
+				wg.Go(func() {
+					for time.Since(begin) < time.Minute {
+						if _, err := transport.RoundTrip(request(t, http.MethodGet, nil)); err != nil {
+							time.Sleep(50 * time.Millisecond)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			if n := sent.Load(); n < 100 || n > 115 {
+				t.Errorf("refusals after %v: %d requests in a minute, want 100 and one for each round", slow, n)
+			}
+		})
+	}
+}
+
+// A limit that cannot be paused after a refusal, since its database is silent, delays no answer for
+// longer than the request may wait.
+func TestTransportPauseHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := ratelimit.TokenBucket{Name: "partner", Rate: 1, Period: time.Second, Capacity: 10}
+		store := hanging{memstore.New(nil)}
+		config := httplimit.TransportConfig{
+			Base:   roundTripper(func(*http.Request) (*http.Response, error) { return response(429, "Retry-After", "60"), nil }),
+			Store:  store,
+			Limit:  func(*http.Request) ratelimit.Request { return quota.For("") },
+			Logger: slog.New(slog.DiscardHandler),
+		}
+		for _, maxWait := range []time.Duration{0, 100 * time.Millisecond} {
+			config.MaxWait = maxWait
+			ctx, cancel := context.WithCancel(t.Context())
+			if maxWait == 0 {
+				time.AfterFunc(100*time.Millisecond, cancel)
+			}
+			begin := time.Now()
+			resp, err := newTransport(t, config).RoundTrip(request(t, http.MethodGet, nil).WithContext(ctx))
+			if waited := time.Since(begin); err != nil || resp.StatusCode != 429 || waited > 100*time.Millisecond {
+				t.Errorf("MaxWait %v: got %v, %v after %v, want 429 after 100ms", maxWait, resp, err, waited)
+			}
+			cancel()
+		}
+		time.Sleep(5 * time.Second) // until the pauses have given up
+	})
+}
+
+// hanging is a store that answers no Pause.
+type hanging struct{ *memstore.Store }
+
+func (hanging) Pause(ctx context.Context, _ ratelimit.Limit, _ string, _ time.Duration) (time.Time, error) {
+	<-ctx.Done()
+	return time.Time{}, ctx.Err()
+}
+
+func TestTransportNotMade(t *testing.T) {
+	for _, transport := range []*httplimit.Transport{nil, {}} {
+		transport.CloseIdleConnections()
+		if resp, err := transport.RoundTrip(request(t, http.MethodGet, nil)); resp != nil || !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("got %v, %v, want ErrInvalid", resp, err)
+		}
 	}
 }

@@ -99,6 +99,11 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		"TransportStore":  memstore.New(nil),
 		"WaitError":       &httplimit.WaitError{Until: noon, Err: (ratelimit.Result{Status: ratelimit.Status{Request: api.For(leak.Key)}}).Err()},
 	})
+	_, badCost := limit.Requests(get("/?n="+leak.Key, "X-Key", leak.Key))
+	leak.Errors(t, ".", map[string]leak.Provoked{
+		"RequestError": {Err: badCost},
+		"WaitError":    {Err: &httplimit.WaitError{Until: noon, Err: (ratelimit.Result{Status: ratelimit.Status{Request: api.For(leak.Key)}}).Err()}},
+	})
 }
 
 // The error of a row that somebody has locked names the limit and not the key, and so does what is

@@ -267,7 +267,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 
 // Requests returns the requests of the policies for r, in their order, without those that do
 // not apply. A handler that takes in its own transaction passes them to AllowTx, and its result
-// to [Middleware.SetFields] or its error to [Middleware.Answer]:
+// to [Middleware.Granted] or its error to [Middleware.Answer]:
 //
 //	var result ratelimit.Result
 //	requests, err := limit.Requests(r)
@@ -287,7 +287,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 //	case err != nil:
 //		http.Error(w, "no order", http.StatusInternalServerError)
 //	default:
-//		limit.SetFields(w.Header(), result)
+//		limit.Granted(w, r, result)
 //		w.WriteHeader(http.StatusCreated)
 //	}
 //

@@ -166,7 +166,7 @@ func TestEffectiveWindow(t *testing.T) {
 			t.Fatal(err)
 		}
 		w := httptest.NewRecorder()
-		m.SetFields(w.Header(), result)
+		m.Granted(w, get("/"), result)
 		m.Answer(w, get("/"), result.Err())
 		if got := w.Header().Values("RateLimit"); len(got) != 1 {
 			t.Errorf("got %d RateLimit fields, want 1", len(got))
@@ -290,7 +290,7 @@ func TestEffectiveWindowOfSlots(t *testing.T) {
 			t.Fatal(err)
 		}
 		w := httptest.NewRecorder()
-		m.SetFields(w.Header(), result)
+		m.Granted(w, get("/"), result)
 		m.Answer(w, get("/"), result.Err())
 		if got := w.Header().Get("RateLimit"); got != field {
 			t.Errorf("got %s, want %s", got, field)

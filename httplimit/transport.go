@@ -119,6 +119,10 @@ func (e *WaitError) Unwrap() error { return e.Err }
 
 // RoundTrip implements http.RoundTripper.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	if t == nil || t.config.Scope == nil {
+		closeBody(req)
+		return nil, edge.Invalid("httplimit", "Transport", nil, "must be made by NewTransport")
+	}
 	budget := t.waiter.Budget(req.Context())
 	scope, try := t.config.Scope(req), req
 	for n := 1; ; n++ {
@@ -133,7 +137,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 		answer := readAnswer(resp)
-		wait := t.waiter.Heed(try.Context(), scope, round, request, answer)
+		wait := t.waiter.Heed(budget, scope, round, request, answer)
 		if !answer.Refused || !t.waiter.Again(budget, wait, n) || !repeatable(req) {
 			return resp, nil
 		}
@@ -177,6 +181,9 @@ func readAnswer(resp *http.Response) edge.Answer {
 
 // CloseIdleConnections closes those of the base.
 func (t *Transport) CloseIdleConnections() {
+	if t == nil {
+		return
+	}
 	if c, ok := t.config.Base.(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -76,7 +77,7 @@ func (o orders) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		http.Error(w, "no order", http.StatusInternalServerError)
 	default:
-		o.limit.SetFields(w.Header(), result)
+		o.limit.Granted(w, r, result)
 		w.WriteHeader(http.StatusCreated)
 	}
 }
@@ -93,7 +94,11 @@ func TestInTheHandlersTransaction(t *testing.T) {
 	var decisions []ratelimit.Outcome
 	limit := newMiddleware(t, store, httplimit.Config{
 		Policies: []httplimit.Policy{{Limit: perMinute, Key: byUser, Cost: httplimit.CostFromQuery("n", 1, 1)}},
-		Observe:  func(_ context.Context, e ratelimit.Event) { decisions = append(decisions, e.Outcome) },
+		Observe: func(ctx context.Context, e ratelimit.Event) {
+			if decisions = append(decisions, e.Outcome); e.Passed != (e.Outcome == ratelimit.OutcomeGranted) || e.Door != "httplimit" || httplimit.RequestOf(ctx) == nil {
+				t.Errorf("observed %+v", e)
+			}
+		},
 	})
 	h := orders{db.Pool, store, limit, table}
 	for _, step := range []struct {
@@ -126,7 +131,10 @@ func TestInTheHandlersTransaction(t *testing.T) {
 			t.Errorf("%q: got %d orders, %v, want %d", step.query, got, err, step.orders)
 		}
 	}
-	if want := []ratelimit.Outcome{ratelimit.OutcomeRefused, ratelimit.OutcomeTooLarge, ratelimit.OutcomeInvalid}; len(decisions) != 3 || decisions[0] != want[0] || decisions[1] != want[1] || decisions[2] != want[2] {
+	// What was rolled back is not told, as it is not spent.
+	if want := []ratelimit.Outcome{
+		ratelimit.OutcomeGranted, ratelimit.OutcomeGranted, ratelimit.OutcomeRefused, ratelimit.OutcomeTooLarge, ratelimit.OutcomeInvalid,
+	}; !slices.Equal(decisions, want) {
 		t.Errorf("observed %v, want %v", decisions, want)
 	}
 	if limit.Answer(nil, nil, nil) || limit.Answer(nil, get("/"), errDatabase) {

@@ -203,6 +203,16 @@ func (p Permits) Reset(ctx context.Context, limit ratelimit.InFlight, key string
 // Prune forgets the permits of the given limits that have been free for a minute, and says
 // how many.
 func (p Permits) Prune(ctx context.Context, limits ...ratelimit.InFlight) (pruned int64, err error) {
+	return p.prune(ctx, limits, func(row decide.Row) { delete(p.store.rows, row) })
+}
+
+// Prunable returns how many permits Prune would forget at this moment, and forgets none.
+func (p Permits) Prunable(ctx context.Context, limits ...ratelimit.InFlight) (permits int64, err error) {
+	return p.prune(ctx, limits, func(decide.Row) {})
+}
+
+// prune calls each for every permit that Prune forgets, and returns their number.
+func (p Permits) prune(ctx context.Context, limits []ratelimit.InFlight, each func(decide.Row)) (permits int64, err error) {
 	s := p.store
 	names := make(map[string]bool)
 	for _, l := range limits {
@@ -216,11 +226,11 @@ func (p Permits) Prune(ctx context.Context, limits ...ratelimit.InFlight) (prune
 	before := s.now().Add(-flight.IdleFor)
 	for row, state := range s.rows {
 		if names[row.Name] && !state.TS.After(before) && state.Value < float64(before.UnixMicro()) && s.held[permitLock(row)] == nil {
-			delete(s.rows, row)
-			pruned++
+			each(row)
+			permits++
 		}
 	}
-	return pruned, nil
+	return permits, nil
 }
 
 func permitRow(limit ratelimit.InFlight, key string, number int) decide.Row {

@@ -180,6 +180,13 @@ func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) e
 	return s.own().resume(ctx, limit, key)
 }
 
+// Change has a limit's state for key as it is when the definition to replaces from, with what was
+// used kept, and returns the status then. A key that has used nothing has none, and stays full.
+// Another name or kind is [ratelimit.ErrInvalid].
+func (s *Store) Change(ctx context.Context, from, to ratelimit.Limit, key string) (ratelimit.Status, error) {
+	return s.own().change(ctx, from, to, key)
+}
+
 // Settle replaces the tokens that a call took by those really used: one count for each of its
 // limits, in the order of the call. Unused tokens go back to their rows; tokens used besides
 // are taken unconditionally, below MaxReserved too. The result has the statuses then, and is
@@ -207,6 +214,16 @@ func (s *Store) Prune(ctx context.Context, limits ...ratelimit.Limit) (int64, er
 // PruneOverridden is Prune by overrides as well, each of which binds the rows of its request's
 // key only.
 func (s *Store) PruneOverridden(ctx context.Context, overrides []ratelimit.Request, limits ...ratelimit.Limit) (int64, error) {
+	return s.prune(ctx, overrides, limits, func(row decide.Row) { delete(s.rows, row) })
+}
+
+// Prunable returns how many rows PruneOverridden would forget at this moment, and forgets none.
+func (s *Store) Prunable(ctx context.Context, overrides []ratelimit.Request, limits ...ratelimit.Limit) (int64, error) {
+	return s.prune(ctx, overrides, limits, func(decide.Row) {})
+}
+
+// prune calls each for every row that Prune forgets, and returns their number.
+func (s *Store) prune(ctx context.Context, overrides []ratelimit.Request, limits []ratelimit.Limit, each func(decide.Row)) (rows int64, err error) {
 	if err := s.own().usable(ctx); err != nil {
 		return 0, err
 	}
@@ -216,13 +233,13 @@ func (s *Store) PruneOverridden(ctx context.Context, overrides []ratelimit.Reque
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now, pruned := s.now(), int64(0)
+	now := s.now()
 	for row, state := range s.rows {
 		of, named := names[row.Name]
 		if named && s.held[row.Key] == nil && s.seen.Idle(row.Key, of, state, now) {
-			delete(s.rows, row)
-			pruned++
+			each(row)
+			rows++
 		}
 	}
-	return pruned, nil
+	return rows, nil
 }

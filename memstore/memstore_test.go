@@ -123,7 +123,14 @@ func pause(limit ratelimit.Limit, key string, lasts time.Duration) verb {
 
 func prune(limits ...ratelimit.Limit) verb {
 	return func(ctx context.Context, s *memstore.Store) (string, error) {
+		before, err := s.Prunable(ctx, nil, limits...)
+		if err != nil {
+			return "", err
+		}
 		n, err := s.Prune(ctx, limits...)
+		if n != before {
+			return fmt.Sprintf("%d of %d", n, before), err
+		}
 		return fmt.Sprint(n), err
 	}
 }
@@ -649,6 +656,9 @@ func TestPruneInvalid(t *testing.T) {
 		if !errors.Is(err, ratelimit.ErrInvalid) || n != 0 {
 			t.Errorf("Prune(%s) = %d, %v, want 0, ErrInvalid", name, n, err)
 		}
+		if n, err := s.Prunable(ctx, nil, limits...); !errors.Is(err, ratelimit.ErrInvalid) || n != 0 {
+			t.Errorf("Prunable(%s) = %d, %v, want 0, ErrInvalid", name, n, err)
+		}
 	}
 	now = t0.Add(time.Minute)
 	if n, err := s.Prune(ctx, bucket); n != 1 || err != nil {
@@ -734,7 +744,7 @@ func TestConcurrentVerbs(t *testing.T) {
 	limit := ratelimit.TokenBucket{Name: "a", Rate: 1000, Period: time.Hour}
 	s := memstore.New(func() time.Time { return t0 })
 	together(64, func(i int) {
-		res, err := s.Reserve(ctx, limit.ForN("k", float64(i)))
+		res, err := s.Reserve(ctx, limit.ForN("k", float64(i+1)))
 		if err != nil {
 			t.Errorf("Reserve() = %v", err)
 		}

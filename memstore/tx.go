@@ -91,6 +91,11 @@ func (s *Store) ResetTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, k
 	return s.in(tx).reset(ctx, limit, key)
 }
 
+// ChangeTx is [Store.Change] inside tx.
+func (s *Store) ChangeTx(ctx context.Context, tx pgx.Tx, from, to ratelimit.Limit, key string) (ratelimit.Status, error) {
+	return s.in(tx).change(ctx, from, to, key)
+}
+
 // AllowFunc takes the count of each request from its limit and runs do in a transaction of
 // [Store.Begin], which it commits: the tokens are spent if and only if do returns no error. A
 // refusal runs nothing and is an error, [ratelimit.ErrRefused]; the result is returned with it.

@@ -173,7 +173,7 @@ func (s scope) pause(ctx context.Context, lasts time.Duration, requests ...ratel
 		}
 	}
 	err = s.edit(ctx, func(a *decide.Demand, now time.Time) {
-		s.change(a, now, func(d *bucket.Definition, state bucket.State) bucket.State {
+		s.rewrite(a, now, func(d *bucket.Definition, state bucket.State) bucket.State {
 			after := d.Pause(state, now, now.Add(lasts))
 			if after.Paused.After(until) {
 				until = after.Paused
@@ -188,12 +188,42 @@ func (s scope) resume(ctx context.Context, limit ratelimit.Limit, key string) (e
 	w := s.watch(ctx, ratelimit.VerbResume, ratelimit.Request{Limit: limit, Key: key})
 	defer w.ReportError(&err)
 	return s.edit(ctx, func(a *decide.Demand, now time.Time) {
-		s.change(a, now, func(d *bucket.Definition, state bucket.State) bucket.State { return d.Resume(key, state, now) })
+		s.rewrite(a, now, func(d *bucket.Definition, state bucket.State) bucket.State { return d.Resume(key, state, now) })
 	}, ratelimit.Request{Limit: limit, Key: key})
 }
 
-// change changes all shards of an ask.
-func (s scope) change(a *decide.Demand, now time.Time, to func(*bucket.Definition, bucket.State) bucket.State) {
+func (s scope) change(ctx context.Context, from, to ratelimit.Limit, key string) (status ratelimit.Status, err error) {
+	w := s.watch(ctx, ratelimit.VerbChange, ratelimit.Request{Limit: to, Key: key})
+	defer w.ReportError(&err)
+	if err := s.usable(ctx); err != nil {
+		return status, err
+	}
+	before, after, err := decide.NewChange(from, to, key)
+	if err == nil {
+		err = s.seen.NoteCall(&before)
+	}
+	if err := s.begin(ctx, &after, err); err != nil {
+		return status, err
+	}
+	defer s.mu.Unlock()
+	now, a, b, missing := s.now(), &before.Demands[0], &after.Demands[0], true
+	for _, row := range a.Rows() {
+		_, ok := s.get(row)
+		missing = missing && !ok
+	}
+	states := a.Definition.Change(&b.Definition, key, s.of(a, now), nil, now)
+	for shard, state := range states {
+		if row := (decide.Row{Key: b.KeyOf(), Shard: shard}); missing {
+			s.remove(row)
+		} else {
+			s.put(row, state)
+		}
+	}
+	return decide.Shown(to, key, states[:b.Definition.Shards], now), nil
+}
+
+// rewrite changes all shards of an ask.
+func (s scope) rewrite(a *decide.Demand, now time.Time, to func(*bucket.Definition, bucket.State) bucket.State) {
 	for shard, state := range s.of(a, now) {
 		s.put(decide.Row{Key: a.KeyOf(), Shard: shard}, to(a.Definition.Shard(), state))
 	}

@@ -39,7 +39,7 @@ var madeBy = map[migrations.Set]made{
 	migrations.Refusals:  {"rate_limit_refusals", map[int64]string{1: "uncertain"}},
 }
 
-// table is the table that the target's set makes.
+// table returns the table that the target's set makes.
 func (t *target) table() string { return madeBy[t.set].table }
 
 // look returns the state of the schema, which need not exist if it was configured.
@@ -84,7 +84,7 @@ func (f *found) mark(all []Migration) ([]Migration, error) {
 
 func (f *found) has(m Migration) bool { return slices.Contains(f.columns, f.made.shows[m.Version]) }
 
-// requireAll is the error of a table that lacks migrations which goose cannot be asked to
+// requireAll returns the error of a table that lacks migrations which goose cannot be asked to
 // apply.
 func (f *found) requireAll(set migrations.Set, all []Migration) error {
 	all, err := f.mark(all)
@@ -111,7 +111,7 @@ func (f *found) requireAll(set migrations.Set, all []Migration) error {
 		"apply it with that tool (%s)", f.schema, f.made.table, set.VersionTable(), lacks, command)
 }
 
-// foreign is err, from applying a migration, with its meaning if that finds its work done.
+// foreign returns err, from applying a migration, with its meaning if that finds its work done.
 func (t *target) foreign(err error) error {
 	const duplicateTable, duplicateColumn, duplicateObject = "42P07", "42701", "42710"
 	var pgErr *pgconn.PgError
@@ -121,7 +121,7 @@ func (t *target) foreign(err error) error {
 	return err
 }
 
-// requireUnneeded is the error of a set's table that functions and views of other sets read.
+// requireUnneeded returns the error of a set's table that functions and views of other sets read.
 func (t *target) requireUnneeded(ctx context.Context) error {
 	if t.set != "" {
 		return nil
@@ -138,7 +138,7 @@ func (t *target) requireUnneeded(ctx context.Context) error {
 	return nil
 }
 
-// needed is err, from taking a migration back, with what depends on what it would drop.
+// needed returns err, from taking a migration back, with what depends on what it would drop.
 func needed(err error) error {
 	const dependentObjectsStillExist = "2BP01"
 	var pgErr *pgconn.PgError

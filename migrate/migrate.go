@@ -343,7 +343,7 @@ func (t *target) migrations() (all []Migration) {
 	return all
 }
 
-// requireServer is the error of a server on which the statements do not run: before 14
+// requireServer returns the error of a server on which the statements do not run: before 14
 // there is no date_bin.
 func (t *target) requireServer(ctx context.Context) error {
 	const oldest = 14_00_00
@@ -401,7 +401,7 @@ func (t *target) requireSchema(ctx context.Context) error {
 	return nil
 }
 
-// requireTable is the error of a schema that is up to date by its version table,
+// requireTable returns the error of a schema that is up to date by its version table,
 // and lacks the table.
 func (t *target) requireTable(ctx context.Context) error {
 	var schema string

@@ -7,10 +7,12 @@ const (
 	scope = "github.com/pgratelimit/ratelimit/otellimit"
 
 	// MetricRequests counts, by policy, result, verb and form, the calls of limits: a call for
-	// two limits counts once for each. {request}
+	// two limits counts once for each. Those of form tx are counted when they are decided, also if
+	// the caller's transaction is rolled back later. {request}
 	MetricRequests = "ratelimit.requests"
 
-	// MetricTokens counts the tokens that were taken, by policy. Tokens given back are
+	// MetricTokens counts the tokens that were taken, by policy; in a caller's transaction when
+	// that is decided. Tokens given back are
 	// MetricTokensReturned. {token}
 	MetricTokens         = "ratelimit.tokens"
 	MetricTokensReturned = "ratelimit.tokens.returned"
@@ -59,6 +61,11 @@ const (
 	MetricSilent   = "ratelimit.fallback.silent"
 	MetricSilences = "ratelimit.fallback.silences"
 	MetricBusy     = "ratelimit.fallback.pool_in_use"
+
+	// MetricDead is how many old versions of rows the database keeps, and MetricSnapshot how many
+	// transactions have begun since the oldest snapshot that keeps them. {version}, {transaction}
+	MetricDead     = "ratelimit.versions.dead"
+	MetricSnapshot = "ratelimit.snapshot.age"
 
 	AttrPolicy = "ratelimit.policy" // the name of the limit
 	AttrResult = "ratelimit.result" // a ratelimit.Outcome

@@ -144,7 +144,7 @@ func (o *Observer) of(l label) metric.MeasurementOption {
 	return made
 }
 
-// text is a string that exporters can encode. Names have no more than 255 bytes.
+// text returns a string that exporters can encode. Names have no more than 255 bytes.
 func text(s string) string {
 	if utf8.ValidString(s) {
 		return s
@@ -279,6 +279,32 @@ func (o *Observer) Watch(store interface{ Stats() pgstore.Stats }) (metric.Regis
 		}
 		return nil
 	}, held)
+}
+
+// WatchTable asks the database with every collection, until the Registration's Unregister, for the
+// old versions of rows that it keeps, and for the oldest snapshot: see [pgstore.Versions]. One
+// process with the role pg_read_all_stats is enough.
+func (o *Observer) WatchTable(store interface {
+	Versions(context.Context) (pgstore.Versions, error)
+},
+) (metric.Registration, error) {
+	dead, err := o.meter.Float64ObservableGauge(MetricDead, metric.WithUnit("{version}"), metric.WithDescription("Old versions of rows that PostgreSQL keeps."))
+	if err != nil {
+		return nil, err
+	}
+	since, err := o.meter.Float64ObservableGauge(MetricSnapshot, metric.WithUnit("{transaction}"), metric.WithDescription("Transactions that have begun since the oldest snapshot."))
+	if err != nil {
+		return nil, err
+	}
+	return o.meter.RegisterCallback(func(ctx context.Context, to metric.Observer) error {
+		v, err := store.Versions(ctx)
+		if err != nil {
+			return err
+		}
+		to.ObserveFloat64(dead, float64(v.Dead))
+		to.ObserveFloat64(since, float64(v.Since))
+		return nil
+	}, dead, since)
 }
 
 // WatchCatalog has the age of a *catalog.Catalog told with every collection, until the

@@ -421,3 +421,19 @@ func TestSilence(t *testing.T) {
 		}
 	})
 }
+
+type versions pgstore.Versions
+
+func (v versions) Versions(context.Context) (pgstore.Versions, error) {
+	return pgstore.Versions(v), nil
+}
+
+func TestTable(t *testing.T) {
+	o, reader := observer(t)
+	if _, err := o.WatchTable(versions{Dead: 3, Since: 5}); err != nil {
+		t.Fatal(err)
+	}
+	if dead, age := sum(t, reader, otellimit.MetricDead), sum(t, reader, otellimit.MetricSnapshot); dead != 3 || age != 5 {
+		t.Errorf("got %g versions and %g transactions, want 3 and 5", dead, age)
+	}
+}

@@ -121,11 +121,11 @@ func ofShards(n int) []ratelimit.Limit {
 	}
 }
 
-// Processes ask by both definitions while a limit is resharded. During the pause
-// in which a limit is given another number of shards, processes that have the old
+// Processes ask by both definitions while a limit is changed. During the pause
+// in which it is given another number of shards, processes that have the old
 // definition get as little as those that have the new one; after it there is what
 // there was to be, and no row is left for good.
-func TestReshardGrantsNothingDuringItsPause(t *testing.T) {
+func TestChangeGrantsNothingDuringItsPause(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	for _, to := range []int{1, 2, 5, 8, 16} {
@@ -138,7 +138,7 @@ func TestReshardGrantsNothingDuringItsPause(t *testing.T) {
 				if _, err := store.Pause(t.Context(), old, "k", time.Hour); err != nil {
 					t.Fatal(err)
 				}
-				if err := store.Reshard(t.Context(), old, newer, "k"); err != nil {
+				if _, err := store.Change(t.Context(), old, newer, "k"); err != nil {
 					t.Fatal(err)
 				}
 				c.add(59 * time.Minute)
@@ -308,7 +308,7 @@ func TestCancelTakesNothingAway(t *testing.T) {
 // reshard gives a limit another number of shards.
 func reshard(t *testing.T, _ *clock, store *pgstore.Store, old, newer ratelimit.Limit) {
 	t.Helper()
-	if err := store.Reshard(t.Context(), old, newer, "k"); err != nil {
+	if _, err := store.Change(t.Context(), old, newer, "k"); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -84,8 +84,8 @@ func TestTwoNumbersOfShardsInOneTransaction(t *testing.T) {
 	}
 }
 
-// Reshard counts what has come in since the rows were written.
-func TestReshardCountsWhatHasComeIn(t *testing.T) {
+// Change counts what has come in since the rows were written.
+func TestChangeCountsWhatHasComeIn(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	c := newClock()
@@ -96,7 +96,7 @@ func TestReshardCountsWhatHasComeIn(t *testing.T) {
 	mustAllow(t, store, of(8).ForN("k", 80))
 	c.add(time.Hour)
 	mustAllow(t, store, of(8).For("k"))
-	if err := store.Reshard(t.Context(), of(8), of(2), "k"); err != nil {
+	if _, err := store.Change(t.Context(), of(8), of(2), "k"); err != nil {
 		t.Fatal(err)
 	}
 	wantLeft(t, store, of(2).ForN("k", 0), 79)

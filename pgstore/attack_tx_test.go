@@ -291,8 +291,9 @@ func TestNilIsAnError(t *testing.T) {
 		for _, verb := range append(tableVerbs, ownVerbs...) {
 			wantError(t, verb.name+" of a Store that is "+name, func(ctx context.Context) (bool, error) { return verb.do(ctx, store, r) })
 		}
-		wantError(t, "Reshard of a Store that is "+name, func(ctx context.Context) (bool, error) {
-			return false, store.Reshard(ctx, slow("l", 10), shardedSlow("l", 10, 2), "")
+		wantError(t, "Change of a Store that is "+name, func(ctx context.Context) (bool, error) {
+			_, err := store.Change(ctx, slow("l", 10), shardedSlow("l", 10, 2), "")
+			return false, err
 		})
 		for _, verb := range verbsInTx {
 			tx := begin(t, db, pgx.ReadCommitted)

@@ -284,8 +284,9 @@ func wantEnds(t *testing.T, store *pgstore.Store) {
 			_, err := store.ReserveFunc(ctx, []ratelimit.Request{l.For("9")}, nothingToDo)
 			return err
 		},
-		"Reshard": func(ctx context.Context, l ratelimit.Limit) error {
-			return store.Reshard(ctx, l, shardedSlow(ratelimit.NameOf(l), 10, 2), "10")
+		"Change": func(ctx context.Context, l ratelimit.Limit) error {
+			_, err := store.Change(ctx, l, shardedSlow(ratelimit.NameOf(l), 10, 2), "10")
+			return err
 		},
 		"Prune":  func(ctx context.Context, l ratelimit.Limit) error { _, err := store.Prune(ctx, l); return err },
 		"Reset":  func(ctx context.Context, l ratelimit.Limit) error { return resetKey(ctx, store, l, "11") },

@@ -42,6 +42,7 @@ type verbs interface {
 	Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (time.Time, error)
 	Resume(ctx context.Context, limit ratelimit.Limit, key string) error
 	Reset(ctx context.Context, limit ratelimit.Limit, key string) error
+	Change(ctx context.Context, from, to ratelimit.Limit, key string) (ratelimit.Status, error)
 	Prune(ctx context.Context, limits ...ratelimit.Limit) (int64, error)
 }
 
@@ -99,6 +100,10 @@ func (v txVerbs) Resume(ctx context.Context, limit ratelimit.Limit, key string) 
 
 func (v txVerbs) Reset(ctx context.Context, limit ratelimit.Limit, key string) error {
 	return v.ResetTx(ctx, v.tx, limit, key)
+}
+
+func (v txVerbs) Change(ctx context.Context, from, to ratelimit.Limit, key string) (ratelimit.Status, error) {
+	return v.ChangeTx(ctx, v.tx, from, to, key)
 }
 
 // queuedVerbs is txVerbs that allow by QueueTake, as far as that can. It does not tell how a limit in
@@ -166,10 +171,11 @@ const (
 	pause        verb = "pause"
 	resume       verb = "resume"
 	reset        verb = "reset"
+	change       verb = "change"
 	prune        verb = "prune"
 )
 
-var allVerbs = []verb{allow, reserve, check, checkReserve, atMost, first, credit, settle, cancel, pause, resume, reset, prune}
+var allVerbs = []verb{allow, reserve, check, checkReserve, atMost, first, credit, settle, cancel, pause, resume, reset, change, prune}
 
 // op is one call of a history.
 type op struct {
@@ -180,7 +186,7 @@ type op struct {
 	target   int               // of cancel and settle: whose result, as an index into the history
 	used     []float64         // of settle
 	text     bool              // of settle: by a copy of the receipt that was read from text
-	limits   []ratelimit.Limit // of prune
+	limits   []ratelimit.Limit // of prune; of change, the one that is replaced
 }
 
 func (o op) String() string {
@@ -223,6 +229,8 @@ func (o op) do(ctx context.Context, v verbs, results []ratelimit.Result) (a repl
 		a.err = v.Resume(ctx, o.requests[0].Limit, o.requests[0].Key)
 	case reset:
 		a.err = v.Reset(ctx, o.requests[0].Limit, o.requests[0].Key)
+	case change:
+		a.result.Status, a.err = v.Change(ctx, o.limits[0], o.requests[0].Limit, o.requests[0].Key)
 	case prune:
 		a.pruned, a.err = v.Prune(ctx, o.limits...)
 	}
@@ -252,6 +260,9 @@ func (o op) seen() (requests []ratelimit.Request) {
 	switch o.verb {
 	case settle, cancel, prune:
 		return nil
+	case change:
+		key := o.requests[0].Key
+		return []ratelimit.Request{o.limits[0].ForN(key, 0), o.requests[0].Limit.ForN(key, 0)}
 	case allow, reserve, check, checkReserve:
 		call = o.asked(decide.All, func(requests []ratelimit.Request) (decide.Call, error) {
 			return decide.New(o.verb == reserve || o.verb == checkReserve, requests...)
@@ -466,6 +477,7 @@ func (c *tally) lacking(n int) []string {
 		"at most some", "at most all", "at most none", "first of several", "second of several", "none of several",
 		"sliding granted", "sliding refused", "sliding ahead", "sliding cancelled", "sliding credited",
 		"sliding settled for less", "sliding settled for more", "sliding at most some", "sliding chosen",
+		"changed a bucket", "changed a window", "changed a calendar", "changed slots",
 	}
 	for _, v := range allVerbs {
 		want = append(want, string(v))
@@ -648,7 +660,12 @@ func (h *history) count(o op, a reply) {
 		calendar = h.results[o.target].Request.Limit != nil && h.results[o.target].Request.Limit.Definition().Every != 0
 		sliding = slides(ratelimit.NameOf(h.results[o.target].Request.Limit))
 	}
+	changed := o.verb == change && a.err == nil && a.result.Value != a.result.Capacity
 	for k, is := range map[string]bool{
+		"changed a bucket":    changed && o.limits[0].Definition().Kind == ratelimit.KindTokenBucket,
+		"changed a window":    changed && o.limits[0].Definition().Kind == ratelimit.KindFixedWindow && !calendar,
+		"changed a calendar":  changed && calendar,
+		"changed slots":       changed && sliding,
 		"calls":               true,
 		string(o.verb):        true,
 		"granted":             asked && a.result.OK,
@@ -855,8 +872,20 @@ func (g *generator) next(m *model) op {
 	g.tick()
 	if g.rand.IntN(15) == 0 {
 		i := g.rand.IntN(len(g.limits))
-		g.limits[i] = g.limit(g.limits[i].Definition().Name)
+		was := g.limits[i]
+		g.limits[i] = g.limit(was.Definition().Name)
 		g.changed++
+		if was.Definition().Kind == g.limits[i].Definition().Kind && g.rand.IntN(2) == 0 {
+			return g.change(was, g.limits[i])
+		}
+	}
+	if g.rand.IntN(25) == 0 {
+		was := pick(g.rand, g.limits...)
+		for now := g.limit(was.Definition().Name); ; now = g.limit(was.Definition().Name) {
+			if now.Definition().Kind == was.Definition().Kind {
+				return g.change(was, now)
+			}
+		}
 	}
 	o := op{at: g.now, verb: pick(
 		g.rand,
@@ -893,6 +922,11 @@ func (g *generator) next(m *model) op {
 		}
 	}
 	return o
+}
+
+// change replaces a definition for a key.
+func (g *generator) change(from, to ratelimit.Limit) op {
+	return op{at: g.now, verb: change, requests: []ratelimit.Request{to.ForN(pick(g.rand, keys...), 0)}, limits: []ratelimit.Limit{from}}
 }
 
 // keep has some of the requests leave a part of the capacity.

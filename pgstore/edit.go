@@ -99,36 +99,60 @@ func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) e
 	return s.editOwn(ctx, ratelimit.VerbResume, nil, s.edits().Resume, ratelimit.Request{Limit: limit, Key: key})
 }
 
-// Reshard changes a live limit and key from one number of shards to another: the tokens of all
-// old rows together, debt and pause included, are in equal parts in the new rows afterwards.
-// The definitions may differ in Shards only. It is one transaction; callers wait for it, or try
-// again.
+// ChangeTx has the limit's rows for key, inside tx, as they are when the definition to replaces
+// from, with what was used kept, and returns the status then. A program that changes a customer's
+// plan calls it in the transaction that does so. Without it the row stays as it is: the larger
+// quota is filled by the next window or as time passes, and a smaller one is what was left of the
+// larger, up to its capacity.
 //
-// While processes with the old definition and with the new one are at work,
-// each counts tokens in for its own number of rows, so the limit can be
-// exceeded by up to its rate. To be exact, [Store.Pause] the limit for as long
-// as the roll-out takes, and call Reshard in the meantime.
+//   - A raise adds to what is left as much as the capacity is larger, and a cut takes as much away.
+//     Nobody owes anything by a cut; debt, and a pause, stay.
+//   - A window of another length begins at its newest edge, and edges that are past refill nothing.
+//     Edges that are moved by Start, Anchor, Zone or Time refill no sooner than those before.
+//   - A sliding window keeps the counts of its slots. If the slots are others, all are in the newest.
+//   - With other Shards the rows share what all had. A receipt from before goes back to its shards
+//     as far as there is room in them, so a settlement can give back less, and never more.
+//   - Tokens that processes hold in memory by [Config.Escrow] count as used. A window of another
+//     length begins when they end.
 //
-// A receipt from before goes back to the shards that it took from, as far as there is room in
-// them now. So a settlement or cancellation after Reshard can give back less, and never more.
-func (s *Store) Reshard(ctx context.Context, from, to ratelimit.Limit, key string) error {
-	if err := s.usable(); err != nil {
-		return err
+// A key without a row is full by either definition, and is left so. A definition of another name
+// or kind is [ratelimit.ErrInvalid], and changes nothing: its rows mean something else.
+//
+// A process that still takes by the old definition cuts what a raise has added to the old capacity,
+// and with other Shards processes with the one and the other refill side by side, by up to the
+// rate. So raise when all processes have the new definition, and cut before they have it; and
+// [Store.Pause] a key whose Shards change for as long as the roll-out takes.
+func (s *Store) ChangeTx(ctx context.Context, tx pgx.Tx, from, to ratelimit.Limit, key string) (status ratelimit.Status, err error) {
+	return s.change(ctx, ratelimit.FormTx, s.usableIn(tx), from, to, key, func(before, after *decide.Demand) (ratelimit.Status, error) {
+		return s.editor.Change(ctx, tx, before, after)
+	})
+}
+
+// Change is [Store.ChangeTx] on its own.
+func (s *Store) Change(ctx context.Context, from, to ratelimit.Limit, key string) (status ratelimit.Status, err error) {
+	return s.change(ctx, ratelimit.FormOwn, s.usable(), from, to, key, func(before, after *decide.Demand) (ratelimit.Status, error) {
+		return s.editor.ChangeOwn(ctx, before, after)
+	})
+}
+
+// change runs do for a key's limit by both definitions, unless they are invalid.
+func (s *Store) change(ctx context.Context, form ratelimit.Form, invalid error, from, to ratelimit.Limit, key string, do func(before, after *decide.Demand) (ratelimit.Status, error)) (status ratelimit.Status, err error) {
+	w := s.watch(ctx, ratelimit.VerbChange, form, ratelimit.Request{Limit: to, Key: key})
+	defer w.ReportError(&err)
+	if invalid != nil {
+		return status, invalid
 	}
-	old, err := s.known.Question(ratelimit.Request{Limit: from, Key: key})
+	before, after, err := decide.NewChange(from, to, key)
+	if err == nil {
+		err = s.known.Definitions.NoteCall(&before)
+	}
+	if err == nil {
+		err = s.known.Definitions.NoteCall(&after)
+	}
 	if err != nil {
-		return err
+		return status, err
 	}
-	renewed, err := s.known.Question(ratelimit.Request{Limit: to, Key: key})
-	if err != nil {
-		return err
-	}
-	before, after := &old.Demands[0], &renewed.Demands[0]
-	a, b := before.Definition, after.Definition
-	if a.Shards = b.Shards; a != b {
-		return &ratelimit.FieldError{Limit: b.Name, Field: "Limit", Value: b, Reason: "must differ in nothing but Shards"}
-	}
-	return s.editor.Reshard(ctx, before, after)
+	return do(&before.Demands[0], &after.Demands[0])
 }
 
 // edit runs do in tx, for a call that asks nothing of the limits and keys of requests, unless

@@ -53,6 +53,22 @@ func TestEscrowRollbackAfterTheEnd(t *testing.T) {
 	}
 }
 
+type editing func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, key string, receipts []*ratelimit.Receipt) error
+
+// changeTo is the edit by which a limit has another rate and capacity.
+func changeTo(rate float64) editing {
+	return func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, key string, _ []*ratelimit.Receipt) error {
+		_, err := by.Change(ctx, limit, ofRate(limit, rate), key)
+		return err
+	}
+}
+
+func ofRate(limit ratelimit.Limit, rate float64) ratelimit.Limit {
+	d := limit.Definition()
+	d.Rate, d.Capacity = rate, rate
+	return d.Limit()
+}
+
 // Whatever is done to a key by anybody, what its row and a memory grant together afterwards
 // is no more than the capacity, and no less than what it should be.
 func TestEscrowBesideEdits(t *testing.T) {
@@ -64,40 +80,43 @@ func TestEscrowBesideEdits(t *testing.T) {
 		"window":         ratelimit.FixedWindow{Name: "window", Rate: 1000, Period: time.Hour},
 		"sliding window": ratelimit.SlidingWindow{Name: "sliding", Rate: 1000, Period: time.Hour},
 	}
-	type edit func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, key string, receipts []*ratelimit.Receipt) error
 	for name, test := range map[string]struct {
-		edit        edit
+		edit        editing
 		least, most float64 // granted since the limit was full, what was used before the edit included
+		rate        float64 // of the limit after the edit, if that has changed it
 	}{
-		"nothing": {func(context.Context, *pgstore.Store, ratelimit.Limit, string, []*ratelimit.Receipt) error { return nil }, 995, 1000},
-		"cancel of what has come in again": {func(ctx context.Context, by *pgstore.Store, _ ratelimit.Limit, _ string, receipts []*ratelimit.Receipt) error {
+		"nothing": {edit: func(context.Context, *pgstore.Store, ratelimit.Limit, string, []*ratelimit.Receipt) error { return nil }, least: 995, most: 1000},
+		"cancel of what has come in again": {edit: func(ctx context.Context, by *pgstore.Store, _ ratelimit.Limit, _ string, receipts []*ratelimit.Receipt) error {
 			_, err := by.Cancel(ctx, receipts[0])
 			return err
-		}, 1300, 1400}, // 400 were used before
-		"settle for less": {func(ctx context.Context, by *pgstore.Store, _ ratelimit.Limit, _ string, receipts []*ratelimit.Receipt) error {
+		}, least: 1300, most: 1400}, // 400 were used before
+		"settle for less": {edit: func(ctx context.Context, by *pgstore.Store, _ ratelimit.Limit, _ string, receipts []*ratelimit.Receipt) error {
 			_, err := by.Settle(ctx, receipts[1], 100)
 			return err
-		}, 1095, 1100}, // 100 of 200 were not used
-		"credit of all": {func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, key string, _ []*ratelimit.Receipt) error {
+		}, least: 1095, most: 1100}, // 100 of 200 were not used
+		"credit of all": {edit: func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, key string, _ []*ratelimit.Receipt) error {
 			_, err := by.Credit(ctx, limit.ForN(key, 1000))
 			return err
-		}, 1300, 1400},
-		"reset": {func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, key string, _ []*ratelimit.Receipt) error {
+		}, least: 1300, most: 1400},
+		"reset": {edit: func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, key string, _ []*ratelimit.Receipt) error {
 			return by.Reset(ctx, limit, key)
-		}, 1300, 1400},
-		"pause and resume": {func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, key string, _ []*ratelimit.Receipt) error {
+		}, least: 1300, most: 1400},
+		"pause and resume": {edit: func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, key string, _ []*ratelimit.Receipt) error {
 			if _, err := by.Pause(ctx, limit, key, time.Minute); err != nil {
 				return err
 			}
 			return by.Resume(ctx, limit, key)
-		}, 400, 1000},
+		}, least: 400, most: 1000},
+		// What is held by the old definition is lost when the process takes by the new one.
+		"raise": {edit: changeTo(1500), least: 1200, most: 1500, rate: 1500},
+		"cut":   {edit: changeTo(500), least: 400, most: 500, rate: 500},
 	} {
 		for kind, limit := range limits {
 			for _, who := range []string{"the same store", "another", "another with escrow"} {
 				for _, portable := range []bool{false, true} {
 					t.Run(fmt.Sprintf("%s/%s by %s, portable %v", name, kind, who, portable), func(t *testing.T) {
 						t.Parallel()
-						now, key := newClock(), t.Name()
+						now, key, limit := newClock(), t.Name(), limit
 						escrow := newStore(t, db, withEscrow(time.Second), isPortable(portable), onClock(now))
 						by := map[string]*pgstore.Store{
 							"the same store":      escrow,
@@ -120,6 +139,9 @@ func TestEscrowBesideEdits(t *testing.T) {
 						}
 						if err := test.edit(t.Context(), by, limit, key, []*ratelimit.Receipt{before, during}); err != nil {
 							t.Fatal(err)
+						}
+						if test.rate > 0 {
+							limit = ofRate(limit, test.rate)
 						}
 						row := newStore(t, db, isPortable(portable), onClock(now))
 						drain := func(from func(n float64) (ratelimit.Result, error)) {

@@ -7,7 +7,7 @@ import (
 )
 
 // exampleDatabase is a pool on a database with the library's table, and a table of
-// messages.
+// messages and one of customers.
 func exampleDatabase() (pool *pgxpool.Pool, done func()) {
-	return pgtest.Example(`CREATE TABLE messages (sender text, body text, send_at timestamptz DEFAULT now())`)
+	return pgtest.Example(`CREATE TABLE messages (sender text, body text, send_at timestamptz DEFAULT now()); CREATE TABLE customers (name text, plan text)`)
 }

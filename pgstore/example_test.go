@@ -742,6 +742,40 @@ func ExampleStore_PauseEach() {
 	// Output: false 1h30m0s
 }
 
+// A customer who has used up the free plan buys another one: the row is raised in the transaction
+// that changes the plan, and what was used stays used.
+func ExampleStore_ChangeTx() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	free := ratelimit.FixedWindow{Name: "calls", Rate: 50, Every: ratelimit.Month, Zone: "America/New_York"}
+	team := free
+	team.Rate = 1000
+	if err := store.Take(ctx, free.ForN("acme", 50)); err != nil {
+		log.Fatal(err)
+	}
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `UPDATE customers SET plan = 'team' WHERE name = 'acme'`); err != nil {
+			return err
+		}
+		now, err := store.ChangeTx(ctx, tx, free, team, "acme")
+		if err != nil {
+			return err
+		}
+		fmt.Println(now.Remaining, "left of", now.Capacity)
+		return nil
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output: 950 left of 1000
+}
+
 // A dashboard shows the customers of a region, a page at a time.
 func ExampleStore_Rows() {
 	ctx := context.Background()

@@ -242,7 +242,10 @@ func mustTake(t *testing.T, result ratelimit.Result, err error) ratelimit.Result
 	return result
 }
 
-func mustAllow(t *testing.T, store *pgstore.Store, requests ...ratelimit.Request) {
+func mustAllow(t *testing.T, store interface {
+	Allow(context.Context, ...ratelimit.Request) (ratelimit.Result, error)
+}, requests ...ratelimit.Request,
+) {
 	t.Helper()
 	if result, err := store.Allow(t.Context(), requests...); err != nil || !result.OK {
 		t.Fatalf("got OK %v, error %v", result.OK, err)

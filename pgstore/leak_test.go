@@ -4,8 +4,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/leak"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/pgstore"
@@ -25,5 +27,59 @@ func TestNoTypeShowsKeys(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	leak.Check(t, ".", map[string]any{"Store": store, "Permits": store.Permits(), "Config": config, "Stats": store.Stats(), "Held": pgstore.Held{Limit: "l", Keys: 1, Tokens: 2}})
+	take, err := store.QueueTake(new(pgx.Batch), limit.For(leak.Key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	leak.Check(t, ".", map[string]any{
+		"Store": store, "Permits": store.Permits(), "Config": config, "Stats": store.Stats(), "Held": pgstore.Held{Limit: "l", Keys: 1, Tokens: 2},
+		"QueuedTake": take, "Versions": pgstore.Versions{Dead: 1},
+	})
+}
+
+// No error names a key, and each that is exported is provoked with one.
+func TestNoErrorShowsKeys(t *testing.T) {
+	pgtest.Long(t)
+	var outage outage
+	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.DialFunc = outage.dial }))
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Timeout: 200 * time.Millisecond, RetryBudget: 200 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	request := slow("l", 100).For(leak.Key)
+	allow := func(pool *pgxpool.Pool, schema string, closed bool) error {
+		t.Helper()
+		s, err := pgstore.New(pool, &pgstore.Config{Schema: schema})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if closed {
+			s.Close()
+		}
+		_, err = s.Allow(t.Context(), request)
+		return err
+	}
+	tx, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.AllowTx(t.Context(), tx, request); err != nil {
+		t.Fatal(err)
+	}
+	_, locked := store.Allow(t.Context(), request)
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	provoked := map[string]leak.Provoked{
+		"ErrNoPool":      {Is: pgstore.ErrNoPool, Err: allow(nil, db.Schema, false)},
+		"ErrClosed":      {Is: pgstore.ErrClosed, Err: allow(db.Pool, db.Schema, true)},
+		"ErrNotMigrated": {Is: pgstore.ErrNotMigrated, Err: allow(db.Pool, "pg_catalog", false)},
+		"ErrLocked":      {Is: pgstore.ErrLocked, Err: locked},
+	}
+	_, unknown := store.AllowFunc(t.Context(), []ratelimit.Request{request}, func(pgx.Tx, ratelimit.Result) error {
+		outage.begun.Store(true)
+		return nil
+	})
+	provoked["ErrOutcomeUnknown"] = leak.Provoked{Is: pgstore.ErrOutcomeUnknown, Err: unknown}
+	leak.Errors(t, ".", provoked)
 }

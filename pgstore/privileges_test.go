@@ -17,10 +17,9 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// restricted is a pool whose role has nothing but some rights on the table.
-func restricted(t *testing.T, db *pgtest.DB, rights string) *pgtest.DB {
+// needRoles skips a test that makes a role, where that is not allowed.
+func needRoles(t *testing.T, db *pgtest.DB) {
 	t.Helper()
-	role := strings.Replace(db.Schema, "ratelimit_test_", "ratelimit_role_", 1)
 	var may bool
 	if err := db.Pool.QueryRow(t.Context(), "SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user").Scan(&may); err != nil {
 		t.Fatal(err)
@@ -28,6 +27,13 @@ func restricted(t *testing.T, db *pgtest.DB, rights string) *pgtest.DB {
 	if !may {
 		t.Skip("the user of DATABASE_URL may not make roles")
 	}
+}
+
+// restricted is a pool whose role has nothing but some rights on the table.
+func restricted(t *testing.T, db *pgtest.DB, rights string) *pgtest.DB {
+	t.Helper()
+	needRoles(t, db)
+	role := strings.Replace(db.Schema, "ratelimit_test_", "ratelimit_role_", 1)
 	if _, err := db.Pool.Exec(t.Context(), "CREATE ROLE "+role+"; GRANT "+role+" TO current_user; GRANT USAGE ON SCHEMA "+db.Schema+" TO "+role+
 		"; GRANT "+rights+" ON "+db.Schema+".rate_limits TO "+role); err != nil {
 		t.Fatal(err)
@@ -89,8 +95,9 @@ func TestPrivileges(t *testing.T) {
 			_, err2 := store.Pause(ctx, limit, "a", time.Minute)
 			return errors.Join(err, err2, store.Resume(ctx, limit, "a"))
 		}},
-		{"Reshard", false, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
-			return store.Reshard(ctx, limit, shardedSlow("l", 100, 2), "r")
+		{"Change", false, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
+			_, err := store.Change(ctx, limit, shardedSlow("l", 100, 2), "a")
+			return err
 		}},
 		{"Check, CheckEach, Names and Rows", false, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
 			_, err := store.Check(ctx, limit.For("a"))
@@ -108,6 +115,10 @@ func TestPrivileges(t *testing.T) {
 		}},
 		{"Prune", true, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
 			_, err := store.Prune(ctx, limit)
+			return err
+		}},
+		{"Change of a key without a row", true, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
+			_, err := store.Change(ctx, limit, shardedSlow("l", 100, 2), "none")
 			return err
 		}},
 		{"AllowTx that is refused, with rows that were not there", true, func(ctx context.Context, store *pgstore.Store, tx pgx.Tx) error {

@@ -3,9 +3,10 @@ package pgstore
 import "context"
 
 // Probe asks the server a statement that needs nothing of it, on a connection that it makes for
-// this and closes, so that neither connections in use nor dead ones of the pool matter. The first
-// answer after a probe that failed has the pool replace its connections, since those may be dead
-// without knowing. Package fallback calls it once a second while the database is silent.
+// this and closes, so that neither connections in use nor dead ones of the pool matter. If the server
+// has no room for that one, it is asked by a connection of the pool. The first answer after a probe
+// that failed has the pool replace its connections, since those may be dead without knowing. Package
+// fallback calls it once a second while the database is silent.
 func (s *Store) Probe(ctx context.Context) error {
 	if err := s.usable(); err != nil {
 		return err

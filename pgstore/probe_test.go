@@ -3,10 +3,16 @@ package pgstore_test
 import (
 	"context"
 	"errors"
+	"io"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/internal/relay"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
@@ -33,6 +39,10 @@ func TestProbe(t *testing.T) {
 	if err := s.store.Probe(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("through a silent network: Probe() = %v, want its deadline", err)
 	}
+	r.interfere(nil, func(int) relay.Fate { return relay.Cut }) // as by a balancer without a server
+	if err := s.store.Probe(t.Context()); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("on a connection that ends: Probe() = %v, want io.ErrUnexpectedEOF", err)
+	}
 	r.interfere(nil, nil)
 	opened := s.Pool.Stat().NewConnsCount()
 	if err := s.store.Probe(t.Context()); err != nil {
@@ -45,4 +55,65 @@ func TestProbe(t *testing.T) {
 	if err := (*pgstore.Store)(nil).Probe(t.Context()); !errors.Is(err, ratelimit.ErrInvalid) {
 		t.Errorf("a nil Store: %v", err)
 	}
+}
+
+// A pool that has all the connections that its role may have is no silence: the probe, for which
+// there is none, asks by one of the pool, or when all are in use, it has its answer.
+func TestProbeOfAFullRole(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	needRoles(t, db)
+	role := strings.Replace(db.Schema, "ratelimit_test_", "ratelimit_full_", 1)
+	if _, err := db.Pool.Exec(t.Context(), "CREATE ROLE "+role+" LOGIN PASSWORD 'full' CONNECTION LIMIT 2"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = db.Pool.Exec(context.Background(), "DROP ROLE "+role) })
+	config := db.Pool.Config()
+	config.MaxConns, config.ConnConfig.User, config.ConnConfig.Password = 2, role, "full"
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	held := []*pgxpool.Conn{acquireConn(t, pool), acquireConn(t, pool)}
+	if err := store.Probe(t.Context()); err != nil {
+		t.Errorf("with the pool in use: Probe() = %v, want an answer", err)
+	}
+	for _, c := range held {
+		c.Release()
+	}
+	opened := pool.Stat().NewConnsCount()
+	if err := store.Probe(t.Context()); err != nil {
+		t.Errorf("with the pool at rest: Probe() = %v, want an answer", err)
+	}
+	if pool.Stat().NewConnsCount() != opened {
+		t.Error("the pool has given up connections that it may not get again")
+	}
+
+	pool.Reset()
+	for others, end := 0, time.Now().Add(10*time.Second); others < 2; { // who come for its places, once those are free
+		other, err := pgx.ConnectConfig(t.Context(), config.ConnConfig)
+		if err == nil {
+			others++
+			defer other.Close(context.Background())
+		} else if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+	if err := store.Probe(t.Context()); err == nil {
+		t.Error("without a connection: Probe() = nil, want an error")
+	}
+}
+
+func acquireConn(t *testing.T, pool *pgxpool.Pool) *pgxpool.Conn {
+	t.Helper()
+	c, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
 }

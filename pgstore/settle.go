@@ -35,7 +35,7 @@ import (
 // of it, if it was stored in the transaction that took.
 //
 // Do not settle a receipt from before a reset of its key: that has given back already. One
-// from before [Store.Reshard] can give back less than it should, and never more.
+// from before a [Store.Change] of Shards can give back less than it should, and never more.
 func (s *Store) SettleTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, used ...float64) (result ratelimit.Result, err error) {
 	w := s.watch(ctx, ratelimit.VerbSettle, ratelimit.FormTx)
 	defer func() { w.ReportReceipt(r, &result, err) }()

@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"context"
 	"maps"
 	"slices"
 )
@@ -55,4 +56,28 @@ func (s *Store) Stats() Stats {
 		stats.Held = append(stats.Held, Held{name, held[name].Keys, held[name].Tokens})
 	}
 	return stats
+}
+
+// Versions is the old versions of rows that PostgreSQL keeps, and why. Each take leaves one, and
+// they are thrown away as soon as no snapshot may see them. While one is held (by a transaction such
+// as a dump or a report, a standby with hot_standby_feedback, the slot of one, or a prepared
+// transaction), a key that is taken from often becomes slow within minutes.
+type Versions struct {
+	Dead   int64  // versions of the table's rows, as far as PostgreSQL has counted them
+	Since  int64  // how many transactions have begun since the oldest snapshot
+	Kind   string // of what holds that: "transaction", "standby", "replication slot", "prepared transaction"; "" for nothing
+	Holder string // its process, the standby's application_name, the slot, or the prepared transaction
+}
+
+// Versions reads them. A role without pg_read_all_stats does not see the transactions of others. It
+// writes and locks nothing, and is safe for concurrent use.
+func (s *Store) Versions(ctx context.Context) (v Versions, err error) {
+	if err := s.usable(); err != nil {
+		return v, err
+	}
+	err = s.conn.Standalone(ctx, "versions", func(ctx context.Context) error {
+		v.Dead, v.Kind, v.Holder, v.Since, err = s.table.Versions(ctx, s.conn.Pool)
+		return err
+	})
+	return v, err
 }

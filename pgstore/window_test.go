@@ -117,9 +117,9 @@ func TestSlidingWindowAhead(t *testing.T) {
 	}
 }
 
-// TestSlidingWindowReshard: what the slots hold is the same with another number of
+// TestSlidingWindowChangesShards: what the slots hold is the same with another number of
 // shards.
-func TestSlidingWindowReshard(t *testing.T) {
+func TestSlidingWindowChangesShards(t *testing.T) {
 	t.Parallel()
 	ctx, c := t.Context(), newClock()
 	store := newStore(t, pgtest.New(t), onClock(c))
@@ -145,7 +145,7 @@ func TestSlidingWindowReshard(t *testing.T) {
 					t.Fatalf("Reserve() = %v, %v", result.OK, err)
 				}
 			}
-			if err := store.Reshard(ctx, from, to, "k"); err != nil {
+			if _, err := store.Change(ctx, from, to, "k"); err != nil {
 				t.Fatal(err)
 			}
 			wantValueNow := func(want float64) {

@@ -8,6 +8,10 @@
 //	}
 //	go recorder.Run(ctx) // until ctx is over
 //	store, err := pgstore.New(pool, &pgstore.Config{Observe: recorder.Observe})
+//	...
+//	store.Close()
+//	err = recorder.Close(ctx)
+//	pool.Close()
 //
 // and anywhere, such as in an operator's tool:
 //

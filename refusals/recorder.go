@@ -18,7 +18,7 @@ const (
 	defaultRows  = 10_000
 
 	mostLimits = 1000 // names that are counted between two writes
-	lastWrite  = 5 * time.Second
+	timeout    = 5 * time.Second
 )
 
 // Config says how a [Recorder] works. The zero value is a good one.
@@ -60,8 +60,11 @@ func (c *Config) validate() error {
 
 // Recorder counts refusals, and writes them. It is safe for concurrent use.
 type Recorder struct {
-	pool   *pgxpool.Pool
-	config Config
+	pool    *pgxpool.Pool
+	config  Config
+	writing chan struct{} // has room for who writes
+	closed  chan struct{}
+	ending  sync.Once
 
 	mu     sync.Mutex
 	limits map[string]limit
@@ -73,7 +76,7 @@ func New(pool *pgxpool.Pool, config *Config) (*Recorder, error) {
 	if pool == nil {
 		return nil, &ratelimit.FieldError{Package: "refusals", Field: "Pool", Value: nil, Reason: "must not be nil"}
 	}
-	r := &Recorder{pool: pool, limits: make(map[string]limit)}
+	r := &Recorder{pool: pool, limits: make(map[string]limit), writing: make(chan struct{}, 1), closed: make(chan struct{})}
 	if config != nil {
 		r.config = *config
 	}
@@ -134,21 +137,38 @@ func (r *Recorder) add(name, key string, c count) {
 	l.add(key, c, r.config.Keys)
 }
 
-// Run writes the counts until ctx is over, and once more then. Errors are logged.
+// Run writes the counts until ctx is over, and once more then, or until [Recorder.Close]. Errors are
+// logged. What is refused after that, while a server is shut down, Close writes.
 func (r *Recorder) Run(ctx context.Context) {
 	ticker := time.NewTicker(r.config.Every)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ticker.C:
-			r.log(ctx, r.Write(ctx))
+			r.log(ctx, r.writeWithin(ctx))
 		case <-ctx.Done():
-			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWrite)
-			defer cancel()
-			r.log(last, r.Write(last))
+			last := context.WithoutCancel(ctx)
+			r.log(last, r.writeWithin(last))
+			return
+		case <-r.closed:
 			return
 		}
 	}
+}
+
+// Close ends Run, and writes what has been counted: call it when the stores are closed that tell the
+// Recorder, and before the pool is. It takes 5 seconds at most, and an error is that of
+// [Recorder.Write]. What is counted later is written by no one.
+func (r *Recorder) Close(ctx context.Context) error {
+	r.ending.Do(func() { close(r.closed) })
+	return r.writeWithin(ctx)
+}
+
+// writeWithin is Write within the time-out.
+func (r *Recorder) writeWithin(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	return r.Write(ctx)
 }
 
 func (r *Recorder) log(ctx context.Context, err error) {
@@ -162,6 +182,12 @@ func (r *Recorder) log(ctx context.Context, err error) {
 // when the answer of the server was lost, it can be there twice. An error is [ErrNotMigrated],
 // or those of PostgreSQL and pgx.
 func (r *Recorder) Write(ctx context.Context) error {
+	select {
+	case r.writing <- struct{}{}:
+		defer func() { <-r.writing }()
+	case <-ctx.Done():
+		return fault("wait for another write", context.Cause(ctx))
+	}
 	r.mu.Lock()
 	limits, writes := r.limits, r.writes
 	r.limits = make(map[string]limit)

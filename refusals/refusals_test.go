@@ -179,6 +179,80 @@ func TestWriteAgain(t *testing.T) {
 	}
 }
 
+// Close ends Run and writes what is counted, also when Run has ended before, and once.
+func TestClose(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t, pgtest.With(migrations.Refusals))
+	for name, ends := range map[string]bool{"running": false, "ended": true} {
+		r := newRecorder(t, db, func(c *refusals.Config) { c.Every = time.Hour })
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ended := make(chan struct{})
+		go func() {
+			r.Run(ctx)
+			close(ended)
+		}()
+		refuse(r, name, "k", 2)
+		if ends {
+			cancel()
+			<-ended
+			refuse(r, name, "k", 3)
+		}
+		for range 2 {
+			if err := r.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		<-ended
+		if keys := top(t, db, refusals.Query{Limit: name}); len(keys) != 1 || keys[0].Times != map[bool]int64{false: 2, true: 5}[ends] {
+			t.Errorf("%s: got %v", name, keys)
+		}
+	}
+}
+
+// Close waits for a write of Run that is under way, no longer than its context, and what that
+// could not write is counted.
+func TestCloseBesideAWrite(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t, pgtest.With(migrations.Refusals))
+	r := newRecorder(t, db)
+	tx, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	if _, err := tx.Exec(t.Context(), "LOCK TABLE "+db.Schema+".rate_limit_refusals"); err != nil {
+		t.Fatal(err)
+	}
+	refuse(r, "api", "k", 3)
+	ctx, cancel := context.WithCancel(t.Context())
+	written := make(chan error)
+	go func() { written <- r.Write(ctx) }()
+	for !pgtest.Blocks(t, db.Pool, tx) {
+		time.Sleep(time.Millisecond)
+	}
+	over, end := context.WithCancel(t.Context())
+	end()
+	if err := r.Close(over); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want %v", err, context.Canceled)
+	}
+	closed := make(chan error)
+	go func() { closed <- r.Close(t.Context()) }()
+	cancel()
+	if err := <-written; err == nil {
+		t.Error("the write succeeded although it was cancelled")
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	if keys := top(t, db, refusals.Query{}); len(keys) != 1 || keys[0].Times != 3 {
+		t.Errorf("got %v, want 3 refusals", keys)
+	}
+}
+
 // hostile is keys that want to be more than text.
 var hostile = []string{
 	"\x1b[31mred\x1b[0m", "<script>alert(1)</script>", "'; DROP TABLE rate_limits; --", "\u202eevil", "a\nb\tc", `{"x":1}`, "%s\\0", strings.Repeat("é", 1024), "",
@@ -229,6 +303,9 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	leak.Check(t, ".", map[string]any{
 		"Config": refusals.Config{}, "Recorder": r, "Query": refusals.Query{Limit: "api"}, "Key": refusals.Key{Limit: "api", Key: leak.Key, Times: 3},
 	})
+	bare := newRecorder(t, pgtest.New(t))
+	refuse(bare, "api", leak.Key, 1)
+	leak.Errors(t, ".", map[string]leak.Provoked{"ErrNotMigrated": {Is: refusals.ErrNotMigrated, Err: bare.Write(t.Context())}})
 }
 
 func Example() {

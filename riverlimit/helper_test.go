@@ -41,9 +41,9 @@ type bench struct {
 	store *pgstore.Store
 }
 
-func newBench(t testing.TB) *bench {
+func newBench(t testing.TB, opts ...pgtest.Option) *bench {
 	t.Helper()
-	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.MaxConns = 20 }))
+	db := pgtest.New(t, append(opts, pgtest.WithConfig(func(c *pgxpool.Config) { c.MaxConns = 20 }))...)
 	migrator, err := rivermigrate.New(riverpgxv5.New(db.Pool), &rivermigrate.Config{Schema: db.Schema, Logger: quiet})
 	if err != nil {
 		t.Fatal(err)

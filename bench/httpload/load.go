@@ -37,7 +37,7 @@ func attack(o options) load {
 	return load{Rate: m.Rate, P50: m.Latencies.P50, P99: m.Latencies.P99, Statuses: m.StatusCodes}
 }
 
-// median is the load of the median rate.
+// median returns the load of the median rate.
 func median(loads []load) load {
 	sorted := slices.SortedFunc(slices.Values(loads), func(a, b load) int { return int(a.Rate - b.Rate) })
 	return sorted[len(sorted)/2]
@@ -50,5 +50,5 @@ func (l load) total() (n int) {
 	return n
 }
 
-// refused is the share of requests that were answered 429.
+// refused returns the share of requests that were answered 429.
 func (l load) refused() float64 { return float64(l.Statuses["429"]) / float64(l.total()) }

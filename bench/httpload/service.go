@@ -173,7 +173,7 @@ func (s *service) check(ctx context.Context, c benchCase, l load, lasted time.Du
 	return nil
 }
 
-// handler is the service of a case.
+// handler returns the service of a case.
 func (s *service) handler(c benchCase) (http.Handler, error) {
 	created := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) })
 	next := http.Handler(created)
@@ -239,7 +239,7 @@ func (s *service) orderInTx(m *httplimit.Middleware) http.Handler {
 		case err != nil:
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 		default:
-			m.SetFields(w.Header(), result)
+			m.Granted(w, r, result)
 			w.WriteHeader(http.StatusCreated)
 		}
 	})

@@ -185,6 +185,20 @@ var followed = map[string]func(p *patient){
 			p.Errorf("%d tokens are left of a take that was rolled back, want 20", left)
 		}
 	},
+	"snapshot": func(p *patient) {
+		tx, err := p.db.Pool.BeginTx(p.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+		p.must(err)
+		defer func() { _ = tx.Rollback(context.Background()) }()
+		p.must(p.store.Take(p.Context(), api.For("k")))
+		table := p.db.Schema + ".rate_limits"
+		_, err = tx.Exec(p.Context(), "SELECT FROM "+table)
+		p.must(err)
+		_, err = p.db.Pool.Exec(p.Context(), "DO $$ BEGIN FOR i IN 1..11000 LOOP UPDATE "+table+" SET value = value; COMMIT; END LOOP; END $$")
+		p.must(err)
+		p.exec("ANALYZE rate_limits")
+		p.exec(after(p.advised("oldest snapshot", "SELECT pg_terminate_backend"), "SELECT pg_terminate_backend"))
+		p.well("oldest snapshot", "pg_terminate_backend")
+	},
 	"not used": func(p *patient) {
 		p.exec("INSERT INTO rate_limit_definitions (name, key, rate) VALUES ('sharded', 'k', 0.5), ('sharded', 'l', 0.5)")
 		p.advised("definitions", "ratelimit catalog set")
@@ -202,10 +216,10 @@ var followed = map[string]func(p *patient){
 		p.must(p.store.Take(p.Context(), four.ForN("k", 6)))
 		p.exec("UPDATE rate_limits SET value = 1 WHERE shard >= 2; INSERT INTO rate_limits VALUES ('sharded', 'k', 3, 1, clock_timestamp()) ON CONFLICT DO NOTHING")
 		before := p.left(four, "k")
-		command, statement, _ := strings.Cut(after(p.advised("definitions", "ratelimit reshard "), "reshard "), ", and then ")
+		command, statement, _ := strings.Cut(after(p.advised("definitions", "ratelimit change "), "change "), ", and then ")
 		p.program(append(strings.Fields(command), "--yes")...).ok(p.T)
 		p.exec(statement)
-		p.well("definitions", "reshard")
+		p.well("definitions", "change")
 		if left := p.left(sharded, "k"); left != before {
 			p.Errorf("%d tokens are left, want %d", left, before)
 		}

@@ -81,6 +81,9 @@ func (c call) put(ctx context.Context, s ratelimit.Store, taken receipts) (answe
 		return answer{}, err
 	case "resume":
 		return answer{}, s.Resume(ctx, limit, key)
+	case "change":
+		status, err := s.Change(ctx, limit, c.to, key)
+		return answer{Value: &status.Value}, err
 	}
 	return answer{}, fmt.Errorf("no call is named %q", c.do)
 }

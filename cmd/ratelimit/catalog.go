@@ -36,6 +36,7 @@ func catalogCommand(o *options) *cobra.Command {
 
 // onCatalog runs do with the catalog in the database, which has been read.
 func (o *options) onCatalog(cmd *cobra.Command, do func(d *inspect.Inspector) error) error {
+	o.sayWho(cmd)
 	pool, err := connect(cmd.Context(), o.databaseURL)
 	if err != nil {
 		return err
@@ -189,7 +190,7 @@ func (o *options) editing(c *cobra.Command, by func(cmd *cobra.Command) (*catalo
 	}
 	c.Flags().BoolVar(&e.all, "all-keys", false, "for all keys; fields of a key's own override go before")
 	c.Flags().BoolVar(&e.lower, "lower", false, "do not ask again when it grants less than the program has published")
-	return o.losing(o.onDatabase(c))
+	return o.losing(o.audited(o.onDatabase(c)))
 }
 
 // keyOrAll is the key of LIMIT KEY, or AllKeys with --all-keys.
@@ -361,7 +362,7 @@ func amountOf(flag, text string) (float64, error) {
 }
 
 func catalogImport(o *options) *cobra.Command {
-	return o.losing(o.onDatabase(&cobra.Command{
+	return o.losing(o.audited(o.onDatabase(&cobra.Command{
 		Use:   "import FILE",
 		Short: "Write definitions and overrides from a file into the catalog",
 		Long: `Write definitions and overrides from a file, as export prints them, in place of those that are
@@ -386,7 +387,7 @@ there: all, or on an error none. What the file does not name stays. - is standar
 				return nil
 			})
 		},
-	}))
+	})))
 }
 
 // describe counts the entries of the file.
@@ -517,7 +518,7 @@ func listChanges(p *printer, changes []catalog.Change) error {
 	t := p.table("WHEN", "WHO", "LIMIT", "WAS", "BECAME", "KEY")
 	for _, c := range changes {
 		was, became := visible.JSON(c.Was), visible.JSON(c.Became)
-		if err := t.row(changeJSONOf(c), inspect.Instant(c.At), visible.Text(c.Who), visible.Text(c.Name), was, became, p.keyOrAll(c.Key)); err != nil {
+		if err := t.row(changeJSONOf(c), inspect.Instant(c.At), inspect.By(&c), visible.Text(c.Name), was, became, p.keyOrAll(c.Key)); err != nil {
 			return err
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -129,6 +130,34 @@ func TestCatalogEdits(t *testing.T) {
 	}
 	edit("set", "exports", "--all-keys", "--at-once", "1").wantStatus(t, exitBad, "it concerns 2 keys that have rows, of which 2 would be refused now", "by its AtOnce")
 	edit("set", "exports", "--all-keys", "--at-once", "3").wantStatus(t, exitBad, "it concerns 2 keys that have rows, of which 0 would be refused now: say --yes")
+}
+
+// The history has whom --who names with each command that edits the catalog.
+func TestCatalogWho(t *testing.T) {
+	t.Setenv("RATELIMIT_WHO", "the environment")
+	w := newWorld(t)
+	limits := writeFile(t, w.program("catalog", "export", "api").ok(t)+`{"override": {"name": "api", "key": "imported", "rate": 3}}`)
+	for _, args := range [][]string{
+		{"catalog", "set", "api", "k", "--rate", "50", "--who", "ann"},
+		{"catalog", "off", "api", "k", "--who", "bob"},
+		{"catalog", "unset", "api", "k"},
+		{"catalog", "import", limits, "--who", "carol"},
+		{"forget", "api", "--catalog", "--who", "dan"},
+	} {
+		w.program(append(args, "--yes")...).ok(t)
+	}
+	w.program("catalog", "import", limits, "--yes", "--who", "a\xffb").wantStatus(t, exitBad, "Who")
+	var who []string
+	for _, c := range objects[changeJSON](t, w.program("catalog", "history", "api", "--json").ok(t)) {
+		if who = append(who, c.Who); c.Role == "" {
+			t.Errorf("%+v has no role", c)
+		}
+	}
+	want := []string{"dan", "carol", "the environment", "bob", "ann"}
+	if who = slices.Compact(who); !slices.Equal(who[:5], want) {
+		t.Errorf("got %q, want %q", who, want)
+	}
+	wantIn(t, w.program("catalog", "history", "api").ok(t), "ann (", "the environment (")
 }
 
 func TestCatalogRefuses(t *testing.T) {

@@ -367,7 +367,7 @@ FROM pg_stat_all_tables AS s WHERE s.relid = $1::regclass`, d.Table()).Scan(&upd
 		d.warn(share < 90, "HOT updates", "%.1f %% of %d updates%s", share, updates, when(share < 90, ": others write every index and leave dead rows for VACUUM; look for indexes, and for transactions that stay open"))
 	}
 	bloated := dead > max(10_000, 2*live) || bytes > 64<<20 && bytes > 2000*max(live, 1)
-	d.warn(bloated, "dead rows", "%d live rows, %d dead ones, %s%s", live, dead, size, when(bloated, ": VACUUM cannot keep up; look for transactions that stay open"))
+	d.warn(bloated, "dead rows", "%d live rows, %d dead ones, %s%s", live, dead, size, when(bloated, ": VACUUM cannot keep up; look at the oldest snapshot"))
 	return nil
 }
 
@@ -394,23 +394,48 @@ func (d *doctor) transactions(ctx context.Context) error {
 			d.find(fine, "transactions", "none is idle and holds rows of limits")
 		}
 	}
-	var oldest float64
-	err := d.Pool.QueryRow(ctx, "SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8 FROM pg_stat_activity WHERE backend_xmin IS NOT NULL").Scan(&oldest)
-	if err != nil {
+	if err := d.snapshot(ctx); err != nil {
 		return err
 	}
-	lasts := time.Duration(oldest * float64(time.Second)).Round(time.Millisecond)
-	d.warn(lasts > openFor, "oldest transaction", "%s old%s", lasts, when(lasts > openFor, ": it keeps dead versions of hot rows alive"))
 	if !sees {
 		d.advise("statistics", unknown, "transactions", "this role does not see those of others", "to look, GRANT pg_read_all_stats TO "+pgx.Identifier{user}.Sanitize())
 	}
 	return nil
 }
 
-// From when on transactions are worth a warning.
+// snapshot looks for what keeps old versions of rows.
+func (d *doctor) snapshot(ctx context.Context) error {
+	if !d.there {
+		return nil
+	}
+	v, err := d.Store.Versions(ctx)
+	if err != nil {
+		return err
+	}
+	held := "nothing holds one"
+	if v.Kind != "" {
+		held = fmt.Sprintf("%s %s%s has it, and %d transactions have begun since", v.Kind, when(v.Kind == "transaction", "of process "), visible.Text(v.Holder), v.Since)
+	}
+	if v.Since < heldSince || v.Dead < heldDead {
+		d.find(fine, "oldest snapshot", "%s", held)
+		return nil
+	}
+	holder := strings.ReplaceAll(v.Holder, "'", "''")
+	d.advise("snapshot", warning, "oldest snapshot", fmt.Sprintf("%s: it keeps %d old versions of rows, through which each take from a hot key has to look", held, v.Dead), map[string]string{
+		"transaction":          "have dumps and reports run on a standby, and for minutes, not hours; to end it, SELECT pg_terminate_backend(" + holder + ")",
+		"standby":              "set hot_standby_feedback = off there, with a max_standby_streaming_delay as long as its queries",
+		"replication slot":     "if its standby is gone, SELECT pg_drop_replication_slot('" + holder + "'), and else set hot_standby_feedback = off there",
+		"prepared transaction": "COMMIT PREPARED or ROLLBACK PREPARED '" + holder + "'",
+	}[v.Kind])
+	return nil
+}
+
+// idleFor is from when on an idle transaction is worth a warning, and the others from when on a
+// snapshot is: a minute of a key that is taken from 200 times a second.
 const (
-	idleFor = time.Second
-	openFor = 5 * time.Minute
+	idleFor   = time.Second
+	heldSince = 10_000
+	heldDead  = 10_000
 )
 
 // definitions looks for those that disagree.
@@ -502,7 +527,7 @@ func (d *doctor) rowsDisagree(ctx context.Context) error {
 			if shards, err = d.shardsBeyond(ctx, l.Definition); shards != nil {
 				bad++
 				d.advise("shards", warning, "definitions", fmt.Sprintf("%s has rows of more shards than the %d that are defined", visible.Text(l.Name), l.Definition.Shards),
-					d.reshard(l.Definition, *shards))
+					d.resharding(l.Definition, *shards))
 			}
 		}
 		if err == nil && l.Rows > 0 {
@@ -537,11 +562,11 @@ func (d *doctor) unlike(ctx context.Context, name string) error {
 	return err
 }
 
-// reshard is the advice for rows of more shards than a limit has: what they hold goes into the
+// resharding is the advice for rows of more shards than a limit has: what they hold goes into the
 // others, and what is left of them would be taken for rows of a program that is at work.
-func (d *doctor) reshard(of *ratelimit.Definition, from int) string {
-	return fmt.Sprintf("if no program with more is at work any more, ratelimit reshard %s --all-keys --from %d --to %d, and then DELETE FROM %s WHERE name = '%s' AND shard >= %d",
-		visible.Text(of.Name), from, of.Shards, d.Table(), strings.ReplaceAll(of.Name, "'", "''"), of.Shards)
+func (d *doctor) resharding(of *ratelimit.Definition, from int) string {
+	return fmt.Sprintf("if no program with more is at work any more, ratelimit change %s --all-keys --from shards=%d, and then DELETE FROM %s WHERE name = '%s' AND shard >= %d",
+		visible.Text(of.Name), from, d.Table(), strings.ReplaceAll(of.Name, "'", "''"), of.Shards)
 }
 
 // shardsBeyond returns how many shards the rows of a limit have, nil if not more than it is

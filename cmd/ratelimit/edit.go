@@ -3,10 +3,13 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -384,71 +387,152 @@ func wouldPrune(ctx context.Context, d *inspect.Inspector, history time.Duration
 	return what, err
 }
 
-func reshardCommand(o *options) *cobra.Command {
-	var from, to int
+func changeCommand(o *options) *cobra.Command {
+	var from, to map[string]string
 	var all bool
 	c := &cobra.Command{
-		Use:   "reshard LIMIT [KEY...] --from N --to N",
-		Short: "Spread what keys hold over another number of rows",
-		Long: `Spread what keys of a limit hold, debt and pause included, over another number of rows. While
-processes with the one and the other number are at work, the limit can be exceeded by up to
-its rate: to be exact, pause the keys for as long as the roll-out takes, and reshard meanwhile.`,
-		Example: `  ratelimit reshard api --all-keys --from 1 --to 8 --yes`,
+		Use:   "change LIMIT [KEY...] --to FIELD=VALUE,...",
+		Short: "Change keys to another definition, with what they used kept",
+		Long: `Change what keys of a limit hold to what it is by another definition, with what they have used
+kept: an added capacity is there at once, and a smaller one is less what was used. The definition
+itself stays as it is: change that in the program, or in the catalog. Name the fields in which
+the new one differs by --to, or if the definition is the new one already, those of the old one by
+--from, in the words of its JSON. A capacity that is the rate follows it.
+
+Processes that still have the old definition cut what a raise adds; with other shards they and
+the others exceed the limit by up to its rate: pause the keys for as long as a roll-out takes.`,
+		Example: `  ratelimit change api acme --to rate=200 --yes
+  ratelimit change api --all-keys --to shards=8 --yes
+  ratelimit change api acme --from rate=100,capacity=400 --yes`,
 		GroupID: operating,
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if all == (len(args) > 1) {
+			switch {
+			case all == (len(args) > 1):
 				return bad("name keys, or say --all-keys")
+			case len(from)+len(to) == 0:
+				return bad("say in what the new definition differs by --to, or the old one by --from")
 			}
 			return o.edit(cmd, args[0], args[1:], func(ctx context.Context, e *edit) error {
-				return e.reshard(ctx, from, to, all)
+				return e.change(ctx, from, to, all)
 			})
 		},
 	}
-	c.Flags().IntVar(&from, "from", 0, "the number of shards that the rows have")
-	c.Flags().IntVar(&to, "to", 0, "the number of shards that they are to have")
+	c.Flags().StringToStringVar(&from, "from", nil, "fields of the definition that the keys have had, such as rate=100,capacity=400")
+	c.Flags().StringToStringVar(&to, "to", nil, "fields of the definition that they are to have, such as shards=8")
 	c.Flags().BoolVar(&all, "all-keys", false, "all keys that have rows")
-	for _, name := range []string{"from", "to"} {
-		_ = c.MarkFlagRequired(name) // which is there
-	}
 	return o.losing(o.onLimits(c))
 }
 
-func (e *edit) reshard(ctx context.Context, from, to int, all bool) error {
-	resharded := func(key string, shards int) ratelimit.Limit {
-		definition := e.of(key).Limit.Definition()
-		definition.Shards = shards
-		return definition.Limit()
-	}
-	for _, shards := range []int{from, to} {
-		if err := resharded("", shards).Validate(); err != nil {
+func (e *edit) change(ctx context.Context, from, to map[string]string, all bool) error {
+	for _, fields := range []map[string]string{from, to} { // before the first key is changed
+		if _, err := with(e.limit, fields); err != nil {
 			return err
 		}
 	}
 	if all {
-		for key, err := range e.desk.Keys(ctx, resharded("", from), ratelimit.Page{}) {
+		was, _ := with(e.limit, from)
+		for key, err := range e.desk.Keys(ctx, was, ratelimit.Page{}) {
 			if err != nil {
 				return err
 			}
 			e.keys = append(e.keys, key.Request.Key)
 		}
 	}
-	if ok, err := e.confirmed(e.cmd, fmt.Sprintf("reshard %s from %d to %d", e.describe(), from, to)); !ok {
-		return err
-	}
-	for i, key := range e.keys {
-		if err := e.desk.Store.Reshard(ctx, resharded(key, from), resharded(key, to), key); err != nil {
-			return fmt.Errorf("after %s: %w", plural(i, "key"), err)
+	what := "change " + e.describe()
+	for _, side := range []struct {
+		word   string
+		fields map[string]string
+	}{{" from ", from}, {" to ", to}} {
+		if len(side.fields) > 0 {
+			what += side.word + fields(side.fields)
 		}
 	}
+	if ok, err := e.confirmed(e.cmd, what); !ok {
+		return err
+	}
 	p := e.printer(e.cmd)
+	for i, key := range e.keys {
+		before, after, err := e.changeKey(ctx, from, to, key)
+		if err != nil {
+			return fmt.Errorf("after %s: %w", plural(i, "key"), err)
+		}
+		if !all && !p.json {
+			p.say("changed %s: %s of %s left → %s of %s left", p.key(key), inspect.Amount(before.Value), inspect.Amount(before.Capacity), inspect.Amount(after.Value), inspect.Amount(after.Capacity))
+		}
+	}
 	if p.json {
 		return p.object(struct {
 			Keys int `json:"keys"`
 		}{len(e.keys)})
 	}
-	p.say("resharded %s from %d to %d", plural(len(e.keys), "key"), from, to)
+	if all {
+		p.say("changed %s", plural(len(e.keys), "key"))
+	}
 	return nil
+}
+
+// changeKey changes a key, and returns its status before and after.
+func (e *edit) changeKey(ctx context.Context, from, to map[string]string, key string) (before, after ratelimit.Status, err error) {
+	was, err := with(e.of(key).Limit, from)
+	if err != nil {
+		return before, after, err
+	}
+	is, err := with(e.of(key).Limit, to)
+	if err != nil {
+		return before, after, err
+	}
+	now, err := e.desk.Store.Check(ctx, was.ForN(key, 0))
+	if err != nil {
+		return before, after, err
+	}
+	after, err = e.desk.Store.Change(ctx, was, is, key)
+	return now.Status, after, err
+}
+
+// fields prints fields and their values in order.
+func fields(of map[string]string) string {
+	texts := make([]string, 0, len(of))
+	for name, value := range of {
+		texts = append(texts, name+"="+value)
+	}
+	slices.Sort(texts)
+	return visible.Text(strings.Join(texts, ","))
+}
+
+// replaced are the fields for which others stand.
+var replaced = map[string][]string{"period": {"every", "zone", "anchor", "time"}, "every": {"period", "start"}}
+
+// with returns a limit with other values of some fields, as the JSON of its definition has them.
+func with(limit ratelimit.Limit, fields map[string]string) (ratelimit.Limit, error) {
+	if len(fields) == 0 {
+		return limit, nil
+	}
+	d := limit.Definition()
+	text, err := json.Marshal(d)
+	var all map[string]any
+	if err == nil {
+		err = json.Unmarshal(text, &all)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if fields["rate"] != "" && d.Capacity == d.Rate {
+		delete(all, "capacity")
+	}
+	for name, value := range fields {
+		for _, other := range replaced[name] {
+			delete(all, other)
+		}
+		all[name] = value
+		if n, err := strconv.ParseFloat(value, 64); err == nil && !math.IsNaN(n) && !math.IsInf(n, 0) {
+			all[name] = n
+		}
+	}
+	if text, err = json.Marshal(all); err == nil {
+		err = d.UnmarshalJSON(text)
+	}
+	return d.Limit(), err
 }
 
 func forgetCommand(o *options) *cobra.Command {
@@ -471,11 +555,12 @@ it is a reset of all its keys.`,
 				return err
 			}
 			defer d.Pool.Close()
+			o.sayWho(cmd)
 			return o.forget(cmd, d, args[0], fromCatalog)
 		},
 	}
 	c.Flags().BoolVar(&fromCatalog, "catalog", false, "forget its definition and its overrides, too")
-	return o.losing(o.onLimits(c))
+	return o.losing(o.audited(o.onLimits(c)))
 }
 
 // stillUsed says of a name that it is known to be in use.

@@ -99,7 +99,7 @@ const (
 func commands(o *options) []*cobra.Command {
 	return []*cobra.Command{
 		lsCommand(o), showCommand(o), topCommand(o), serveCommand(o),
-		resetCommand(o), creditCommand(o), pauseCommand(o), resumeCommand(o), pruneCommand(o), reshardCommand(o), forgetCommand(o), eraseCommand(o),
+		resetCommand(o), creditCommand(o), pauseCommand(o), resumeCommand(o), pruneCommand(o), changeCommand(o), forgetCommand(o), eraseCommand(o),
 		inflightCommand(o), catalogCommand(o), keyCommand(o), doctorCommand(o), migrateCommand(o),
 		replayCommand(o), simulateCommand(o), manCommand(), versionCommand(),
 	}

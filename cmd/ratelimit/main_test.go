@@ -182,8 +182,9 @@ func TestBadArguments(t *testing.T) {
 		{[]string{"reset", "a", "-", "--definitions", "-"}, "cannot be the keys and the definitions"},
 		{[]string{"pause", "a", "k", "soon"}, `invalid duration "soon"`},
 		{[]string{"prune", "--history-age", "-1h"}, "--history-age -1h"},
-		{[]string{"reshard", "a", "k"}, `"from", "to" not set`},
-		{[]string{"reshard", "a", "--from", "1", "--to", "2"}, "name keys, or say --all-keys"},
+		{[]string{"change", "a", "k"}, "by --to, or the old one by --from"},
+		{[]string{"change", "a", "--to", "shards=2"}, "name keys, or say --all-keys"},
+		{[]string{"change", "a", "k", "--to", "shards"}, "shards must be formatted as key=value"},
 		{[]string{"forget", "a", "--catalog", "--definitions", "f"}, "--catalog is for the catalog in the database"},
 	}
 	for _, test := range tests {

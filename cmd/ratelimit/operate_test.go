@@ -346,7 +346,7 @@ func TestEdits(t *testing.T) {
 		{[]string{"resume", "api", "a"}, "end the pause of key a of api"},
 		{[]string{"pause", "api", "a", "b", "1h"}, "pause for 1h0m0s 2 keys of api"},
 		{[]string{"forget", "api"}, "delete 2 rows of api"},
-		{[]string{"reshard", "api", "a", "--from", "1", "--to", "2"}, "reshard key a of api from 1 to 2"},
+		{[]string{"change", "api", "a", "--from", "rate=5", "--to", "shards=2,rate=30"}, "change key a of api from rate=5 to rate=30,shards=2"},
 		{[]string{"prune", "--history-age", "1ns"}, "delete 0 rows that mean the same as no row, and changes of the catalog that are older than 1ns"},
 	} {
 		o := w.program(test.args...)
@@ -371,12 +371,14 @@ func TestEdits(t *testing.T) {
 	}
 
 	w.take(api, "c", 10)
-	wantIn(t, w.program("reshard", "api", "--all-keys", "--from", "1", "--to", "2", "--yes").ok(t), "resharded 2 keys from 1 to 2")
+	wantIn(t, w.program("change", "api", "--all-keys", "--to", "shards=2", "--yes").ok(t), "changed 2 keys")
 	two := api
 	two.Shards = 2
 	if got := w.left(two, "c"); got != 10 {
 		t.Errorf("two rows have %d, want 10", got)
 	}
+	wantIn(t, w.program("change", "api", "c", "--from", "shards=2", "--to", "shards=2,capacity=30", "--yes").ok(t), "changed c: 10 of 20 left → 20 of 30 left")
+	w.program("change", "api", "c", "--to", "rate=none", "--yes").wantStatus(t, exitBad, "rate")
 	wantIn(t, w.program("forget", "api", "--catalog", "--yes").ok(t), "deleted 4 rows", "deleted 1 row of the catalog")
 	w.program("ls", "api").wantStatus(t, exitBad, "no definition")
 	// A key of all that is malformed, and none is changed.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,6 +31,7 @@ type options struct {
 
 	json, csv, wide bool
 	yes, dryRun     bool
+	who             string
 }
 
 func (o *options) addTo(root *cobra.Command) {
@@ -63,6 +65,17 @@ func (o *options) losing(c *cobra.Command) *cobra.Command {
 	c.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask")
 	c.Flags().BoolVar(&o.dryRun, "dry-run", false, "say what would be done, and do nothing")
 	return c
+}
+
+// audited adds the flag of a command that edits the catalog.
+func (o *options) audited(c *cobra.Command) *cobra.Command {
+	c.Flags().StringVar(&o.who, "who", "", "who makes the change, for the history; $RATELIMIT_WHO if left out")
+	return c
+}
+
+// sayWho has the edits of a command say who makes them.
+func (o *options) sayWho(cmd *cobra.Command) {
+	cmd.SetContext(catalog.WithWho(cmd.Context(), cmp.Or(o.who, os.Getenv("RATELIMIT_WHO"))))
 }
 
 // confirmed asks whether to go on with a change that cannot be undone, unless --yes says so. It

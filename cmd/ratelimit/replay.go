@@ -46,7 +46,9 @@ other lines, says from which instant the scenario counts. Calls do
 allow, reserve, check (with "reserve": true: what reserve would say), at most (as
 many whole tokens as there are, up to the count), settle (with "of": what that
 call, counted from 0, took was really the count; no limit), reset, credit, pause
-(with "until") or resume. Allow, check and at most have "above" if a share of the
+(with "until"), resume or change (with "to": the definition that replaces the
+limit's for the key, with what was used kept; later calls need the definition on a
+line of its own). Allow, check and at most have "above" if a share of the
 capacity is to be left, such as 0.2. Several limits in one call are written
 "all": [{"limit": "a", "count": 5}, {"limit": "b"}]. A want of
 {"error": "never"} is for a call that can never succeed, {"error": "invalid"}

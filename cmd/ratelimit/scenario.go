@@ -34,16 +34,17 @@ type call struct {
 	do       string
 	reserve  bool // check only
 	requests []ratelimit.Request
-	until    time.Time // pause only
-	of       int       // settle only: the number of the call that took
-	used     float64   // settle only
+	until    time.Time       // pause only
+	of       int             // settle only: the number of the call that took
+	used     float64         // settle only
+	to       ratelimit.Limit // change only
 	want     *want
 }
 
 // Calls that take several limits at once, and those that do not.
 var (
 	decisions = []string{"allow", "reserve", "check"}
-	edits     = []string{"at most", "settle", "reset", "credit", "pause", "resume"}
+	edits     = []string{"at most", "settle", "reset", "credit", "pause", "resume", "change"}
 	takes     = []string{"allow", "reserve", "at most"} // that can be settled
 )
 
@@ -131,25 +132,32 @@ func (s *scenario) parseBase(text []byte) error {
 	return nil
 }
 
-// parseLimit returns the limit of a line, which is written as a [ratelimit.Definition] is,
-// but for the start: that is a duration, after the base instant.
+// parseLimit returns the limit of a line.
 func (s *scenario) parseLimit(text []byte) (ratelimit.Limit, error) {
 	var line struct {
-		Limit map[string]json.RawMessage `json:"limit"`
+		Limit definitionText `json:"limit"`
 	}
 	if err := decode(text, &line, true); err != nil {
 		return nil, err
 	}
+	return s.limit(line.Limit)
+}
+
+// definitionText is written as a [ratelimit.Definition] is, but for the start: that is a duration,
+// after the base instant.
+type definitionText map[string]json.RawMessage
+
+func (s *scenario) limit(text definitionText) (ratelimit.Limit, error) {
 	var start *duration
-	if raw, ok := line.Limit["start"]; ok {
+	if raw, ok := text["start"]; ok {
 		if err := json.Unmarshal(raw, &start); err != nil {
 			return nil, plain(err)
 		}
 	}
 	if start != nil {
-		line.Limit["start"], _ = json.Marshal(start.after(s.base))
+		text["start"], _ = json.Marshal(start.after(s.base))
 	}
-	definition, err := json.Marshal(line.Limit)
+	definition, err := json.Marshal(text)
 	if err != nil {
 		return nil, err
 	}
@@ -162,17 +170,18 @@ func (s *scenario) parseLimit(text []byte) (ratelimit.Limit, error) {
 
 // callLine is a call as it is written. Pointers tell what was left out.
 type callLine struct {
-	At      *duration `json:"at"`
-	Do      string    `json:"do"`
-	Limit   *string   `json:"limit"`
-	Key     *string   `json:"key"`
-	Count   *float64  `json:"count"`
-	Above   *float64  `json:"above"`
-	All     []ask     `json:"all"` // in place of the four above
-	Reserve *bool     `json:"reserve"`
-	Until   *duration `json:"until"`
-	Of      *int      `json:"of"`
-	Want    *want     `json:"want"`
+	At      *duration      `json:"at"`
+	Do      string         `json:"do"`
+	Limit   *string        `json:"limit"`
+	Key     *string        `json:"key"`
+	Count   *float64       `json:"count"`
+	Above   *float64       `json:"above"`
+	All     []ask          `json:"all"` // in place of the four above
+	Reserve *bool          `json:"reserve"`
+	Until   *duration      `json:"until"`
+	Of      *int           `json:"of"`
+	To      definitionText `json:"to"`
+	Want    *want          `json:"want"`
 }
 
 // ask is the part of a call for one limit.
@@ -201,6 +210,11 @@ func (s *scenario) parseCall(text []byte, limits map[string]ratelimit.Limit) (*c
 	var err error
 	if c.requests, err = line.requests(limits); err != nil {
 		return nil, err
+	}
+	if line.To != nil {
+		if c.to, err = s.limit(line.To); err != nil {
+			return nil, err
+		}
 	}
 	if line.Reserve != nil {
 		c.reserve = *line.Reserve
@@ -235,6 +249,8 @@ func (l callLine) validate() error {
 		return errors.New(`"reserve" is for check only`)
 	case (l.Until != nil) != (l.Do == "pause"):
 		return errors.New(`pause, and nothing else, has "until"`)
+	case (l.To != nil) != (l.Do == "change"):
+		return errors.New(`change, and nothing else, has "to"`)
 	}
 	return l.Want.validate()
 }

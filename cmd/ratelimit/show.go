@@ -119,7 +119,8 @@ type rowJSON struct {
 type changeJSON struct {
 	Version int64           `json:"version"`
 	At      string          `json:"at"`
-	Who     string          `json:"who"`
+	Role    string          `json:"role"`
+	Who     string          `json:"who,omitempty"`
 	Limit   string          `json:"limit"`
 	Key     *string         `json:"key"` // null for all keys
 	Was     json.RawMessage `json:"was,omitempty"`
@@ -127,7 +128,7 @@ type changeJSON struct {
 }
 
 func changeJSONOf(c catalog.Change) changeJSON {
-	out := changeJSON{Version: c.Version, At: instant(c.At), Who: c.Who, Limit: c.Name, Was: c.Was, Became: c.Became}
+	out := changeJSON{Version: c.Version, At: instant(c.At), Role: c.Role, Who: c.Who, Limit: c.Name, Was: c.Was, Became: c.Became}
 	if c.Key != catalog.AllKeys {
 		out.Key = &c.Key
 	}
@@ -345,5 +346,5 @@ func describeChange(c catalog.Change) string {
 	case c.Became == nil:
 		what = "removed, was " + string(c.Was)
 	}
-	return fmt.Sprintf("%s by %s: %s", inspect.Instant(c.At), visible.Text(c.Who), what)
+	return fmt.Sprintf("%s by %s: %s", inspect.Instant(c.At), inspect.By(&c), what)
 }

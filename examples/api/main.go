@@ -63,7 +63,7 @@ func authenticated(next http.Handler) http.Handler {
 	})
 }
 
-// customerOf is the customer that authentication has found.
+// customerOf returns the customer that authentication has found.
 func customerOf(r *http.Request) string {
 	customer, _ := r.Context().Value(customerKey{}).(string)
 	return customer
@@ -121,7 +121,7 @@ func with(ctx context.Context, address string, do func(url string) error) (err e
 	return do("http://" + listener.Addr().String())
 }
 
-// routes is the service: each route behind its limits.
+// routes returns the service: each route behind its limits.
 func routes(pool *pgxpool.Pool, store *pgstore.Store) (http.Handler, error) {
 	customer := httplimit.Hashed(httplimit.BySubject(customerOf)) // hashed: no name in the database
 	addresses, err := httplimit.NewAddresses(nil)                 // no proxy: believe no header
@@ -205,7 +205,7 @@ func (o orders) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		http.Error(w, "the order could not be placed", http.StatusInternalServerError)
 	default:
-		o.limit.SetFields(w.Header(), result)
+		o.limit.Granted(w, r, result)
 		w.WriteHeader(http.StatusCreated)
 		fmt.Fprintln(w, "ordered")
 	}
@@ -248,7 +248,7 @@ func (c caller) call(ctx context.Context, method, path, key string) (resp *http.
 	return resp, string(text), err
 }
 
-// statuses are those of several calls, one after the other.
+// statuses returns those of several calls, one after the other.
 func (c caller) statuses(ctx context.Context, n int, method, path, key string) (statuses []int, last *http.Response, err error) {
 	for range n {
 		if last, _, err = c.call(ctx, method, path, key); err != nil {

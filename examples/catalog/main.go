@@ -182,7 +182,7 @@ func (t *traffic) print(out io.Writer, raised time.Duration) {
 	}
 }
 
-// rate is the calls a second that a customer was granted in a step.
+// rate returns the calls a second that a customer was granted in a step.
 func (t *traffic) rate(customer string, i int) int {
 	if i >= len(t.granted[customer]) {
 		return 0

@@ -28,7 +28,7 @@ var (
 	PerRoute   = ratelimit.TokenBucket{Name: "per_route", Rate: 1, Period: time.Minute, Capacity: 2}
 )
 
-// routes is the service; in production the store is pgstore's.
+// routes returns the service; in production the store is pgstore's.
 func routes(store httplimit.Store) (http.Handler, error) {
 	addresses, err := httplimit.NewAddresses(&httplimit.AddressConfig{Trusted: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}})
 	if err != nil {

@@ -27,7 +27,7 @@ var (
 	FailedLogins = ratelimit.TokenBucket{Name: "failed_logins", Rate: 1, Period: 10 * time.Minute, Capacity: 2}
 )
 
-// routes is the service; in production the store is pgstore's.
+// routes returns the service; in production the store is pgstore's.
 func routes(store httplimit.Store) (http.Handler, error) {
 	addresses, err := httplimit.NewAddresses(nil) // no proxy: believe no header
 	if err != nil {

@@ -153,7 +153,7 @@ func (s service) setUp(ctx context.Context) error {
 	return nil
 }
 
-// left is how many failures an account has left.
+// left returns how many failures an account has left.
 func (s service) left(ctx context.Context, account string) (int64, error) {
 	result, err := s.store.Check(ctx, FailuresByAccount.For(account))
 	return result.Remaining, err

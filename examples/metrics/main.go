@@ -54,6 +54,9 @@ func service(pool *pgxpool.Pool, schema string) (http.Handler, func(), error) {
 	if _, err := observer.Watch(store); err != nil {
 		return nil, nil, err
 	}
+	if _, err := observer.WatchTable(store); err != nil {
+		return nil, nil, err
+	}
 	limit, err := httplimit.New(store, &httplimit.Config{
 		Policies: []httplimit.Policy{
 			{Limit: PerUser, Key: func(r *http.Request) (string, error) { return r.FormValue("user"), nil }},

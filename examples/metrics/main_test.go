@@ -106,7 +106,7 @@ func queries(t *testing.T) map[string]string {
 			all["alert "+expr] = strings.NewReplacer("[5m]", "[5s]", "[15m]", "[5s]").Replace(expr[:at])
 		}
 	}
-	if len(all) < 12+6 {
+	if len(all) < 12+7 {
 		t.Fatalf("got %d queries", len(all))
 	}
 	return all

@@ -64,7 +64,7 @@ type PromptArgs struct {
 
 func (PromptArgs) Kind() string { return "prompt" }
 
-// limits are those of a job.
+// limits returns those of a job.
 func limits(job *rivertype.JobRow) []ratelimit.Request {
 	var args PromptArgs
 	if job.Kind != args.Kind() || decode(job, &args) != nil {

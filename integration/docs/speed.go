@@ -126,7 +126,7 @@ func speed(run map[figure]float64) (string, error) {
 	return b.String(), nil
 }
 
-// short is a ratio with two digits.
+// short returns a ratio with two digits.
 func short(v float64) string {
 	if v >= 10 {
 		return fmt.Sprintf("%.0f", v)

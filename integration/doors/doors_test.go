@@ -176,3 +176,7 @@ func (c committed) Reset(ctx context.Context, limit ratelimit.Limit, key string)
 	_, err := in(ctx, c, func(tx pgx.Tx) (none struct{}, err error) { return none, c.store.ResetTx(ctx, tx, limit, key) })
 	return err
 }
+
+func (c committed) Change(ctx context.Context, from, to ratelimit.Limit, key string) (ratelimit.Status, error) {
+	return in(ctx, c, func(tx pgx.Tx) (ratelimit.Status, error) { return c.store.ChangeTx(ctx, tx, from, to, key) })
+}

@@ -44,12 +44,13 @@ type ask struct {
 // line is a call of a scenario.
 type line struct {
 	ask
-	At      span   `json:"at"`
-	Do      string `json:"do"`
-	All     []ask  `json:"all"`
-	Reserve bool   `json:"reserve"`
-	Until   span   `json:"until"`
-	Of      int    `json:"of"`
+	At      span           `json:"at"`
+	Do      string         `json:"do"`
+	All     []ask          `json:"all"`
+	Reserve bool           `json:"reserve"`
+	Until   span           `json:"until"`
+	Of      int            `json:"of"`
+	To      map[string]any `json:"to"`
 	Want    struct {
 		OK         *bool    `json:"ok"`
 		RetryAfter *span    `json:"retryAfter"`
@@ -75,14 +76,18 @@ func definition(text []byte, base time.Time) (ratelimit.Limit, error) {
 	if err := json.Unmarshal(text, &line); err != nil {
 		return nil, err
 	}
-	if start, ok := line.Limit["start"].(string); ok {
+	return limitOf(line.Limit, base)
+}
+
+func limitOf(fields map[string]any, base time.Time) (ratelimit.Limit, error) {
+	if start, ok := fields["start"].(string); ok {
 		var s span
 		if err := s.UnmarshalText([]byte(start)); err != nil {
 			return nil, err
 		}
-		line.Limit["start"] = s.after(base)
+		fields["start"] = s.after(base)
 	}
-	text, err := json.Marshal(line.Limit)
+	text, err := json.Marshal(fields)
 	if err != nil {
 		return nil, err
 	}
@@ -146,6 +151,13 @@ func (s *story) put(t *testing.T, c line) (result ratelimit.Result, err error) {
 		return result, store.Resume(ctx, limit, key)
 	case "reset":
 		return result, store.Reset(ctx, limit, key)
+	case "change":
+		to, err := limitOf(c.To, s.base)
+		if err != nil {
+			return result, err
+		}
+		result.Status, err = store.Change(ctx, limit, to, key)
+		return result, err
 	}
 	return result, fmt.Errorf("no call is named %q", c.Do)
 }

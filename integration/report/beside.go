@@ -37,7 +37,7 @@ func (b *besieged) hot() bool {
 	return !b.slow && b.limit.Definition().Capacity >= 1000 || b.demand >= 1000
 }
 
-// callers is how many of a process take from it.
+// callers returns how many of a process take from it.
 func (b *besieged) callers(workers int) int {
 	if b.hot() {
 		return 4 * workers
@@ -45,7 +45,7 @@ func (b *besieged) callers(workers int) int {
 	return workers
 }
 
-// often is how many calls there are for each that does not just allow.
+// often returns how many calls there are for each that does not just allow.
 func (b *besieged) often() int {
 	if b.hot() {
 		return 160
@@ -237,7 +237,7 @@ func (b *besiege) judge(ctx context.Context, store *pgstore.Store, c *chapter) e
 	return nil
 }
 
-// shareOf is the most that was granted in a stretch, less what may have gone back in it, of
+// shareOf returns the most that was granted in a stretch, less what may have gone back in it, of
 // what is promised for it.
 func shareOf(of besieged, events []besideEvent) (share float64) {
 	d := of.limit.Definition()

@@ -498,5 +498,5 @@ func (l *site) compareHeard(ctx context.Context, c *chapter, h *hooked) error {
 	return nil
 }
 
-// slack is what rounding may make of sums.
+// slack returns what rounding may make of sums.
 func slack(gone float64) float64 { return 1e-6 * (1 + math.Abs(gone)) }

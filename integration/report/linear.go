@@ -32,7 +32,7 @@ type answer struct {
 	at, due      time.Time // due for a reservation
 }
 
-// rowModel is a row of a limit as the pure algebra has it.
+// rowModel returns a row of a limit as the pure algebra has it.
 func rowModel(d bucket.Definition, begin bucket.State) porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return begin },

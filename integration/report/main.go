@@ -44,6 +44,7 @@ var sections = []section{
 	{"disk", "Full disks, and a server that is read-only", attackDisk},
 	{"limits", "Time-outs, small pools, short connections", attackPools},
 	{"linear", "Linearizability", attackLinear},
+	{"snapshot", "A snapshot that is held", attackSnapshot},
 	{"endurance", "Endurance", attackEndurance},
 }
 
@@ -94,7 +95,7 @@ func run(ctx context.Context) error {
 	flag.BoolVar(&o.write, "write", false, "write the report into "+document+" as well")
 	flag.StringVar(&o.only, "only", "", "the sections whose names match this regular expression")
 	flag.StringVar(&o.skip, "skip", "^$", "all but the sections whose names match this regular expression")
-	flag.Float64Var(&o.minutes, "minutes", 0, "how long endurance takes, by default 20, with --quick half of one; and beside, by default 1, with --quick a tenth")
+	flag.Float64Var(&o.minutes, "minutes", 0, "how long endurance takes, by default 20, with --quick half of one; beside, by default 1, with --quick a tenth; and, without --quick, each verb of snapshot, by default 1")
 	flag.IntVar(&o.pieces, "pieces", 0, "how often permits are taken and released, by default for a minute, with --quick for a tenth")
 	flag.StringVar(&o.bin, "bin", "", "the directory of the server programs; by default the newest found")
 	flag.Parse()

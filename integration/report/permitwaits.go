@@ -66,7 +66,7 @@ func workBare(ctx context.Context, e *env, row int) {
 	}
 }
 
-// busyFor is how long callers worked between two instants, and how often.
+// busyFor returns how long callers worked between two instants, and how often.
 func busyFor(all []served, bare bool, from, to time.Time) (busy time.Duration, pieces int) {
 	for _, s := range all {
 		if s.Bare == bare && s.To.After(from) && s.From.Before(to) {
@@ -173,7 +173,7 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// commits is how many transactions the database has committed, as far as its statistics know.
+// commits returns how many transactions the database has committed, as far as its statistics know.
 func commits(ctx context.Context, pool *pgxpool.Pool) (n int64) {
 	_ = pool.QueryRow(ctx, "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()").Scan(&n)
 	return n

@@ -59,7 +59,7 @@ func (c *chapter) happened(counts ...count) {
 	}
 }
 
-// reasons are why the section is not passed.
+// reasons returns why the section is not passed.
 func (c *chapter) reasons() []string {
 	reasons := c.failed
 	for _, f := range c.All {
@@ -87,7 +87,7 @@ func (r *report) absent() (absent []string) {
 	return absent
 }
 
-// markdown is the report as it is printed and kept.
+// markdown returns the report as it is printed and kept.
 func (r *report) markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# What was attacked, and what it found\n\nMade by `%s` on %s:\n\n", r.command, r.begun.UTC().Format("2006-01-02"))

@@ -61,7 +61,7 @@ func newSite(ctx context.Context, o options) (*site, error) {
 
 func (l *site) close() error { return l.server.Close() }
 
-// seconds is a duration, or with --quick a shorter one.
+// seconds returns a duration, or with --quick a shorter one.
 func (l *site) seconds(whole, quick float64) time.Duration {
 	s := whole
 	if l.quick {
@@ -175,7 +175,7 @@ func until(lasts time.Duration, so func() bool) (more func() bool) {
 	}
 }
 
-// facts are what the figures depend on.
+// facts returns what the figures depend on.
 func (l *site) facts() []string {
 	return []string{
 		machine.Name(),

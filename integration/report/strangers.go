@@ -168,7 +168,7 @@ func (l *site) phases(ctx context.Context, schema string, holding time.Duration)
 	return phases, nil
 }
 
-// judgeStrangers is the p99, in milliseconds, of the calls of others in the phases in
+// judgeStrangers returns the p99, in milliseconds, of the calls of others in the phases in
 // which so many rows were locked.
 func judgeStrangers(phases []phase, samples []sample, rows int) (p99 float64, calls, failed, waited int) {
 	var took []int64

@@ -36,7 +36,7 @@ func atMost(s *pgstore.Store) verb {
 	}
 }
 
-// take is the verb that tells an error, and so has no receipt.
+// take returns the verb that tells an error, and so has no receipt.
 func take(s *pgstore.Store) verb {
 	return verb{
 		own: func(ctx context.Context, rs ...ratelimit.Request) (ratelimit.Result, error) {
@@ -48,7 +48,7 @@ func take(s *pgstore.Store) verb {
 	}
 }
 
-// taken is what the error of take says.
+// taken returns what the error of take says.
 func taken(rs []ratelimit.Request, err error) (result ratelimit.Result, _ error) {
 	if err != nil {
 		return result, unlessRefused(err)

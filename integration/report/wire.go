@@ -27,7 +27,7 @@ func relayed(c *pgxpool.Config, address string) {
 	c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 }
 
-// relayTo is a relay to the server with a URL.
+// relayTo returns a relay to the server with a URL.
 func relayTo(url string) (*relay.Relay, error) {
 	config, err := pgx.ParseConfig(url)
 	if err != nil {
@@ -90,7 +90,7 @@ func (f *faulty) interfere(r *relay.Relay) {
 	r.Interfere(f.judge("request", fates), f.judge("answer", append(fates, relay.Fatal)))
 }
 
-// counts are how often each kind of harm was done.
+// counts returns how often each kind of harm was done.
 func (f *faulty) counts(where string) (counts []count) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -86,7 +86,7 @@ func work(ctx context.Context, e *env) error {
 	})
 }
 
-// heap is how much is in use.
+// heap returns how much is in use.
 func heap() int {
 	runtime.GC()
 	var m runtime.MemStats
@@ -132,7 +132,7 @@ func (w *worker) key(limit ratelimit.Limit) string {
 	return fmt.Sprint(w.rand.IntN(keys))
 }
 
-// oldKey is a key that is in use now, some places further on: a hundred a second come
+// oldKey returns a key that is in use now, some places further on: a hundred a second come
 // and go. Each has a row that was full for an hour, or none.
 func oldKey(further int) string { return fmt.Sprint(time.Now().UnixMilli()/10 + int64(further)) }
 
@@ -162,7 +162,7 @@ func (w *worker) owing() ratelimit.Request {
 	return debt.ForN(fmt.Sprint(w.rand.IntN(keys)), float64(1+w.rand.IntN(3)))
 }
 
-// took is what a result says was taken.
+// took returns what a result says was taken.
 func took(result ratelimit.Result) (moves []move) {
 	if !result.OK {
 		return nil
@@ -173,7 +173,7 @@ func took(result ratelimit.Result) (moves []move) {
 	return moves
 }
 
-// perhaps is what a call for requests may have taken.
+// perhaps returns what a call for requests may have taken.
 func perhaps(requests []ratelimit.Request) (moves []move) {
 	for _, r := range requests {
 		moves = append(moves, move{ratelimit.NameOf(r.Limit), r.Key, 0, r.Count})
@@ -291,7 +291,7 @@ func (w *worker) back(result ratelimit.Result, by giving) (verb string, moves []
 	return "", nil, nil
 }
 
-// backTo is what replacing what was taken by what was used moves.
+// backTo returns what replacing what was taken by what was used moves.
 func backTo(result ratelimit.Result, used func(taken float64) float64) (moves []move) {
 	for _, s := range result.Each() {
 		n := used(s.Taken) - s.Taken
@@ -369,7 +369,7 @@ func rollBack(tx pgx.Tx) {
 
 var errRolledBack = errors.New("as it should be")
 
-// outcome is what the error of a COMMIT says.
+// outcome returns what the error of a COMMIT says.
 func outcome(err error) string {
 	var fault *pgconn.PgError
 	switch {

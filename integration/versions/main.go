@@ -75,7 +75,7 @@ func run(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
-// quoted is a command's arguments as one types them into a shell.
+// quoted returns a command's arguments as one types them into a shell.
 func quoted(args []string) string {
 	args = slices.Clone(args)
 	for i, arg := range args {
@@ -169,7 +169,7 @@ func programs(ctx context.Context, dir, major string) (bin string, err error) {
 	return filepath.Join(native, "bin"), errors.Join(os.Remove(filepath.Join(dir, archive)), link(native))
 }
 
-// newestOf is the newest minor version of a major one that the package has.
+// newestOf returns the newest minor version of a major one that the package has.
 func newestOf(ctx context.Context, major string) (newest string, err error) {
 	out, err := exec.CommandContext(ctx, "npm", "view", npmPackage, "versions", "--json").Output()
 	if err != nil {

@@ -118,7 +118,10 @@ type kind interface {
 
 	whole(d *Definition, s State, now time.Time, floor float64) float64
 	together(d *Definition, states []State, now time.Time, n, floor float64) time.Time
-	share(d *Definition, states []State, now time.Time, n int) (each, empty State)
+
+	// change is Definition.Change, with all tokens that are out: the state of each row that to
+	// has, and of those that only d has.
+	change(d, to *Definition, key string, states []State, out Out, now time.Time) (each, empty State)
 }
 
 // kind returns d's kind.

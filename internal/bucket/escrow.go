@@ -162,12 +162,3 @@ func (d *Definition) ResumeBeside(key string, s State, out Out, now time.Time) S
 	}
 	return d.kind().resume(d, key, settled, out, now)
 }
-
-// Bounded returns a row with its share of several rows' tokens, at now, when tokens may be out:
-// no more than it had, or than its capacity less the tokens that it owes.
-func (d *Definition) Bounded(share, before State, out Out, now time.Time) State {
-	if owed := d.Owed(out, now); owed > 0 && !d.Slotted() {
-		share.Value = min(share.Value, max(d.Refill(before, now).Value, d.Capacity-owed))
-	}
-	return share
-}

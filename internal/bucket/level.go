@@ -103,16 +103,3 @@ func (*level) together(d *Definition, states []State, now time.Time, n, floor fl
 	}
 	return d.Ready(one, now, n, floor)
 }
-
-func (*level) share(d *Definition, states []State, now time.Time, n int) (each, empty State) {
-	shard := d.Shard()
-	for i, s := range states {
-		s = shard.Refill(s, now)
-		each.Value += s.Value / float64(n)
-		each.Paused = Later(each.Paused, s.Paused)
-		if i == 0 || s.TS.After(each.TS) { // paused: nothing is refilled before the last of them
-			each.TS = s.TS
-		}
-	}
-	return each, State{TS: each.TS, Paused: each.Paused}
-}

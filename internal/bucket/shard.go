@@ -25,13 +25,6 @@ func (d *Definition) Better(a, b State) bool {
 	return shard.Refill(a, at).Value >= shard.Refill(b, at).Value
 }
 
-// Share returns the state of each of n rows that together hold the tokens, debt and pause of
-// d's shards at now. To a definition with more rows a missing one would be full, so those past
-// the n-th must be empty.
-func (d *Definition) Share(states []State, now time.Time, n int) (share, empty State) {
-	return d.kind().share(d, states, now, n)
-}
-
 // Together is about when n tokens can be taken from the shards of d together so that floor
 // is left, if nothing else is taken. A store looks around it for the first instant.
 func (d *Definition) Together(states []State, now time.Time, n, floor float64) time.Time {

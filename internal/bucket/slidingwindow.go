@@ -295,30 +295,3 @@ func (d *Definition) adopt(s State) State {
 	}
 	return adopted
 }
-
-// share is slot by slot, up to the newest of all rows.
-func (*slidingWindow) share(d *Definition, states []State, now time.Time, n int) (each, empty State) {
-	shard := d.Shard()
-	settled := make([]State, len(states))
-	for i, s := range states {
-		settled[i] = shard.Refill(s, now)
-		each.TS, each.Paused = Later(each.TS, settled[i].TS), Later(each.Paused, s.Paused)
-	}
-	newest := each.TS.UnixMicro()
-	for _, s := range settled {
-		newest = max(newest, shard.slotStart(s, 0))
-	}
-	total := slots.New(d.Tick(), d.Slots)
-	total.Ahead = (newest - each.TS.UnixMicro()) / total.Width
-	for _, s := range settled {
-		moved := s.Slots.Move((newest-shard.slotStart(s, 0))/total.Width, 0)
-		for i := range total.Totals {
-			total.Totals[i] += (moved.Totals[i] - moved.Base()) / float64(n)
-		}
-	}
-	after := *d
-	after.Shards = n
-	nothing := State{TS: each.TS, Paused: each.Paused, Slots: slots.New(total.Width, d.Slots)}
-	each.Slots = total
-	return after.Shard().valued(each), shard.give(shard.valued(nothing), shard.Rate, 0)
-}

@@ -192,7 +192,7 @@ func (p *painter) bold(x, y float64, text string) {
 		x, y, size, min(textWidth(text)*size*1.06, plotted), escaped(text))
 }
 
-// escaped is a text for SVG. Characters that are not printed are shown escaped.
+// escaped returns a text for SVG. Characters that are not printed are shown escaped.
 func escaped(text string) string { return html.EscapeString(visible.Lines(text)) }
 
 func (p *painter) x(v float64) float64 {
@@ -279,7 +279,7 @@ func dashes(dashed bool) string {
 	return ""
 }
 
-// bounds are the least and the greatest value that a panel has room for.
+// bounds returns the least and the greatest value that a panel has room for.
 func (p *Panel) bounds() (from, to float64) {
 	see := func(v float64) { from, to = min(from, v), max(to, v) }
 	for _, l := range p.Lines {

@@ -22,7 +22,7 @@ func (a *Demand) Held(paid *receipt.Limit, n float64, reserve bool, after *bucke
 	result.Receipt = receipt.One(paid, a.Definition.Slot(*after), n, left, at)
 }
 
-// Refused is the result of an allow of n tokens of a, of one row that is in a state, which
+// Refused returns the result of an allow of n tokens of a, of one row that is in a state, which
 // it cannot grant; false if it can.
 func (a *Demand) Refused(n float64, state bucket.State, at time.Time) (ratelimit.Result, bool) {
 	d, without := &a.Definition, state
@@ -52,7 +52,7 @@ type Balance struct {
 	At    time.Time
 }
 
-// Remainder is the call for those of c's asks that were not granted from tokens which the process
+// Remainder returns the call for those of c's asks that were not granted from tokens which the process
 // holds already.
 func (c *Call) Remainder(balances []*Balance) Call {
 	rest := Call{Reserve: c.Reserve}

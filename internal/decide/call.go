@@ -51,7 +51,7 @@ type Row struct {
 	Shard int
 }
 
-// Compare is the order of rows of one call or batch.
+// Compare returns the order of rows of one call or batch.
 func (r Row) Compare(other Row) int {
 	if c := strings.Compare(r.Name, other.Name); c != 0 {
 		return c
@@ -62,7 +62,7 @@ func (r Row) Compare(other Row) int {
 	return cmp.Compare(r.Shard, other.Shard)
 }
 
-// KeyOf is the key that a asks for.
+// KeyOf returns the key that a asks for.
 func (a *Demand) KeyOf() Key { return Key{a.Definition.Name, a.Key} }
 
 // RowOnly reports whether a goes by its row alone, and not by the tokens of it in the memories of
@@ -179,10 +179,10 @@ func NewAtMost(r ratelimit.Request) (Call, error) {
 	return Call{Demands: []Demand{{Request: r, Definition: d, Floor: floor}}, asked: asked}, nil
 }
 
-// wholeTokens is how many whole tokens a count has.
+// wholeTokens returns how many whole tokens a count has.
 func wholeTokens(count float64) float64 { return math.Floor(count) }
 
-// NewFirst is the call that takes from the first of the limits that can grant. Those
+// NewFirst returns the call that takes from the first of the limits that can grant. Those
 // that never can are left out; its errors, if there is no other, are those of New.
 func NewFirst(requests ...ratelimit.Request) (Call, error) {
 	if err := badNumber(len(requests), ratelimit.MaxRequests); err != nil {
@@ -211,13 +211,13 @@ func NewFirst(requests ...ratelimit.Request) (Call, error) {
 	return call, nil
 }
 
-// twice is the error of the i-th request of a call that takes from the first, if there is
+// twice returns the error of the i-th request of a call that takes from the first, if there is
 // another for its limit and key.
 func twice(i int, r ratelimit.Request) error {
 	return &ratelimit.FieldError{Limit: ratelimit.NameOf(r.Limit), Field: "Requests", Value: i, Reason: "is for a limit and key that another one is for"}
 }
 
-// NewChecks is a call of requests that are each checked by itself; several can be for the
+// NewChecks returns a call of requests that are each checked by itself; several can be for the
 // same limit and key. Its errors are those of New.
 func NewChecks(requests ...ratelimit.Request) (Call, error) {
 	if err := badNumber(len(requests), ratelimit.MaxChecks); err != nil {
@@ -284,7 +284,7 @@ func sound(r *ratelimit.Request, d *bucket.Definition) bool {
 		r.AboveShare >= 0 && r.AboveShare <= 1 && r.Mode <= ratelimit.ModeRefuse
 }
 
-// kept is how many tokens a request is to leave.
+// kept returns how many tokens a request is to leave.
 func kept(r *ratelimit.Request, d *bucket.Definition) float64 { return r.AboveShare * d.Capacity }
 
 func notAbove(r ratelimit.Request, what string) error {
@@ -299,7 +299,7 @@ func BadCredit(r ratelimit.Request) error {
 	return notAbove(r, "a credit, which takes nothing")
 }
 
-// exceeds is the error of a count that can never be granted.
+// exceeds returns the error of a count that can never be granted.
 func (a *Demand) exceeds(reserve bool) error {
 	most := a.Definition.Most(a.Floor)
 	if a.Count <= most+exact.Tolerance(a.Count, most, 0)/2 {
@@ -317,7 +317,7 @@ func (a *Demand) Rows() []Row {
 	return rows
 }
 
-// BadPage is the error of a limit or a page that cannot be.
+// BadPage returns the error of a limit or a page that cannot be.
 func BadPage(limit ratelimit.Limit, page ratelimit.Page) error {
 	for _, key := range []string{page.Prefix, page.After} {
 		if err := (ratelimit.Request{Limit: limit, Key: key}).Validate(); err != nil {
@@ -330,7 +330,26 @@ func BadPage(limit ratelimit.Limit, page ratelimit.Page) error {
 	return nil
 }
 
-// BadPause is the error of a pause that cannot be: for no time, or for longer than
+// NewChange returns calls that ask nothing of a key of a limit, by its definition as it was and as it
+// is to be. These must have one name and kind, or the one would misread the other's rows.
+func NewChange(from, to ratelimit.Limit, key string) (before, after Call, err error) {
+	if before, err = New(false, ratelimit.Request{Limit: from, Key: key}); err != nil {
+		return before, after, err
+	}
+	if after, err = New(false, ratelimit.Request{Limit: to, Key: key}); err != nil {
+		return before, after, err
+	}
+	a, b := &before.Demands[0].Definition, &after.Demands[0].Definition
+	switch {
+	case a.Name != b.Name:
+		err = &ratelimit.FieldError{Limit: a.Name, Field: "Name", Value: b.Name, Reason: "must be the name of the definition that is replaced"}
+	case a.Kind != b.Kind:
+		err = &ratelimit.FieldError{Limit: a.Name, Field: "Kind", Value: b.Kind, Reason: "must be that of the definition that is replaced, " + a.Kind.String() + ": give a limit of another kind a name of its own"}
+	}
+	return before, after, err
+}
+
+// BadPause returns the error of a pause that cannot be: for no time, or for longer than
 // MaxSpan.
 func BadPause(limit ratelimit.Limit, lasts time.Duration) error {
 	reason := ""

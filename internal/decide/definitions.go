@@ -162,7 +162,7 @@ func (s *Definitions) remember(limit ratelimit.Limit, d *bucket.Definition) {
 	}
 }
 
-// family is the definitions of a name, under the lock.
+// family returns the definitions of a name, under the lock.
 func (s *Definitions) family(name string) *family {
 	f := s.byName[name]
 	if f == nil {
@@ -298,7 +298,7 @@ func (s *Definitions) Idle(at Key, overrides Overrides, state bucket.State, now 
 		!slices.ContainsFunc(overrides[at.Key], busy)
 }
 
-// newest is the definition of a key that was called last: of its name, or of its own.
+// newest returns the definition of a key that was called last: of its name, or of its own.
 func (s *Definitions) newest(at Key) (d bucket.Definition, ok bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

@@ -182,7 +182,7 @@ func (m *Modes) refuse() bool {
 	return true
 }
 
-// refused is the status of a limit in a call that is refused by ModeRefuse. If that is not its
+// refused returns the status of a limit in a call that is refused by ModeRefuse. If that is not its
 // own it is not known, and has no instant.
 func (m *Modes) refused(key Key) ratelimit.Status {
 	r := m.asked[key]
@@ -210,7 +210,7 @@ func PermitRefused(limit ratelimit.InFlight, key string, at time.Time) ratelimit
 	return ratelimit.Permit{InFlight: limit, Key: key, At: at, NotBefore: refusedUntil(limit.RefusedUntil, at)}
 }
 
-// never is the status of a limit that can never grant its count.
+// never returns the status of a limit that can never grant its count.
 func (m *Modes) never(key Key) ratelimit.Status {
 	r := m.asked[key]
 	return ratelimit.Status{
@@ -262,7 +262,7 @@ func (m *Modes) setAside(result ratelimit.Result) (found bool) {
 
 func keyOf(r *ratelimit.Request) Key { return Key{ratelimit.NameOf(r.Limit), r.Key} }
 
-// Report is the result of the call, by the result of Decide, or of the transaction that was
+// Report returns the result of the call, by the result of Decide, or of the transaction that was
 // granted the requests of Decide.
 func (m *Modes) Report(result ratelimit.Result) ratelimit.Result {
 	if m.verb == First && result.OK { // which is of no other limit
@@ -284,7 +284,7 @@ func (m *Modes) Report(result ratelimit.Result) ratelimit.Result {
 	return told
 }
 
-// inMode is a request that a store has answered as it was asked.
+// inMode returns a request that a store has answered as it was asked.
 func (m *Modes) inMode(r ratelimit.Request) ratelimit.Request {
 	asked := m.asked[keyOf(&r)]
 	r.Mode, r.RefusedUntil = asked.Mode, asked.RefusedUntil
@@ -315,7 +315,7 @@ func (m *Modes) statuses(result ratelimit.Result) []ratelimit.Status {
 	return statuses
 }
 
-// main is the status of the result: that of the limit that decides, or if none is enforced,
+// main returns the status of the result: that of the limit that decides, or if none is enforced,
 // whether and when the caller is to go on.
 func (m *Modes) main(result ratelimit.Result, statuses []ratelimit.Status) (s ratelimit.Status) {
 	decides := func(mode ratelimit.Mode, than func(s, t ratelimit.Status) bool) bool {
@@ -353,13 +353,13 @@ func (m *Modes) main(result ratelimit.Result, statuses []ratelimit.Status) (s ra
 
 func sooner(s, t ratelimit.Status) bool { return s.RetryAt.Before(t.RetryAt) }
 
-// through is the status of a limit in ModeShadow that lets a call through.
+// through returns the status of a limit in ModeShadow that lets a call through.
 func through(s ratelimit.Status) ratelimit.Status {
 	s.OK, s.RetryAfter, s.RetryAt = true, 0, s.At
 	return s
 }
 
-// receipt is that of a call that was granted, in which each limit has its place.
+// receipt returns that of a call that was granted, in which each limit has its place.
 func (m *Modes) receipt(result ratelimit.Result, statuses []ratelimit.Status) *ratelimit.Receipt {
 	var places []int
 	var nothing []receipt.Payment

@@ -60,7 +60,7 @@ func (a *Demand) rowFloor() float64 {
 	return a.Floor / float64(a.Definition.Shards)
 }
 
-// Chosen is the call for the one of c's asks that changes, which Plan has made, are for,
+// Chosen returns the call for the one of c's asks that changes, which Plan has made, are for,
 // and the changes as that one's.
 func (c *Call) Chosen(changes []Change) (*Call, []Change) {
 	i := changes[0].Demand
@@ -123,7 +123,7 @@ func (c *Call) ask(i int, v View) *Demand {
 	return &some
 }
 
-// wholeTokens is how many whole tokens there are in a's shards together.
+// wholeTokens returns how many whole tokens there are in a's shards together.
 func (a *Demand) wholeTokens(states []bucket.State, now time.Time) float64 {
 	if len(states) == 1 {
 		return a.Definition.Whole(states[0], now, a.Floor)
@@ -140,7 +140,7 @@ func (a *Demand) wholeTokens(states []bucket.State, now time.Time) float64 {
 	return math.Floor(sum + exact.Tolerance(sum, 1, a.Definition.Capacity)/2)
 }
 
-// leastChange is the shard that a count of 0 is taken from: the fullest, since one that
+// leastChange returns the shard that a count of 0 is taken from: the fullest, since one that
 // is not known to be there is empty.
 func (a *Demand) leastChange(states []bucket.State, now time.Time) int {
 	if a.Count > 0 || !a.Sharded() {
@@ -282,7 +282,7 @@ func (c *Call) Receipt(changes []Change, taker string, conn any, at time.Time) *
 	return receipt.New(payments, left, taker, conn, at)
 }
 
-// Paid is a's limit and key in receipts.
+// Paid returns a's limit and key in receipts.
 func (a *Demand) Paid() *receipt.Limit {
 	return &receipt.Limit{Definition: a.Definition, Key: a.Key}
 }
@@ -428,7 +428,7 @@ func (a *Demand) reportTaken(s *ratelimit.Status, after bucket.State, now time.T
 	a.report(s, true, &h, at, due)
 }
 
-// takenAmong is the status of a when changes were made to its shards, which are
+// takenAmong returns the status of a when changes were made to its shards, which are
 // in states since.
 func (a *Demand) takenAmong(states []bucket.State, changes []Change, now time.Time) ratelimit.Status {
 	var at, due time.Time
@@ -456,7 +456,7 @@ func (a *Demand) counts(d *bucket.Definition, after bucket.State, now time.Time)
 	return at, due, settled
 }
 
-// found is the status of a against the states of its shards, with nothing taken.
+// found returns the status of a against the states of its shards, with nothing taken.
 func (a *Demand) found(reserve bool, states []bucket.State, now time.Time) ratelimit.Status {
 	without := states
 	if !reserve && paused(states, now) {

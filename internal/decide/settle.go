@@ -144,7 +144,7 @@ func (s *Settlement) Rows() []Row {
 	return rows
 }
 
-// Refill is a change's row in a state once it was settled at now: see
+// Refill returns a change's row in a state once it was settled at now: see
 // [bucket.Definition.Charge] and [bucket.Definition.Refund].
 func (c *Change) Refill(state bucket.State, now time.Time) bucket.State {
 	if c.Count > 0 {
@@ -153,7 +153,7 @@ func (c *Change) Refill(state bucket.State, now time.Time) bucket.State {
 	return c.Definition.Refund(state, now, -c.Count, c.Slot)
 }
 
-// Result is that of a settlement, after which the limits' rows are as in the view.
+// Result returns that of a settlement, after which the limits' rows are as in the view.
 // Each status is OK, since a settlement is not refused; while there is debt or a pause,
 // RetryAt is when that is over.
 func (s *Settlement) Result(after View) ratelimit.Result {

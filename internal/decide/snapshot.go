@@ -23,7 +23,7 @@ type Snapshot struct {
 	assumed bool   // States has all rows, found or not
 }
 
-// NewSnapshot is a snapshot of all rows of the calls, of which none has been found yet.
+// NewSnapshot returns a snapshot of all rows of the calls, of which none has been found yet.
 func NewSnapshot(calls []*Call) *Snapshot {
 	definitions := make(map[Row]bucket.Definition, len(calls))
 	for _, c := range calls {

@@ -119,7 +119,7 @@ func (a *Demand) leaves(values []float64) bool {
 	return left >= a.Floor-a.slack(len(values), a.Floor)
 }
 
-// slack is the tolerance of taking a's count from some of its shards.
+// slack returns the tolerance of taking a's count from some of its shards.
 func (a *Demand) slack(shards int, floor float64) float64 {
 	return exact.Tolerance(a.Count, a.Definition.Shard().Capacity*float64(shards), floor)
 }
@@ -133,7 +133,7 @@ func fullestFirst(values []float64) []int {
 	return order
 }
 
-// level is the highest value, not below floor, at which the shards together
+// level returns the highest value, not below floor, at which the shards together
 // have a's count above it: leaving all of them there makes the last of them
 // ready as early as can be.
 func (a *Demand) level(values []float64, floor float64) float64 {
@@ -186,7 +186,7 @@ func (a *Demand) ready(states []bucket.State, now time.Time) time.Time {
 	}))
 }
 
-// earliest is the shortest wait above 0, in whole microseconds, that is enough: from a
+// earliest returns the shortest wait above 0, in whole microseconds, that is enough: from a
 // likely one on it looks further and further away, and then by halving.
 func earliest(likely time.Duration, enough func(time.Duration) bool) time.Duration {
 	const farthest = math.MaxInt64 / 4

@@ -141,7 +141,7 @@ func escaped(s string, i int) bool {
 	return (i-len(before))%2 == 1
 }
 
-// parseForwarded is the address in an element of a Forwarded field; for=unknown and
+// parseForwarded returns the address in an element of a Forwarded field; for=unknown and
 // obfuscated names are none.
 func parseForwarded(element string) (addr netip.Addr, ok bool) {
 	found := false
@@ -168,7 +168,7 @@ func parseForwarded(element string) (addr netip.Addr, ok bool) {
 	return addr, ok
 }
 
-// parseNode is the address in "192.0.2.1", "192.0.2.1:80", "2001:db8::1",
+// parseNode returns the address in "192.0.2.1", "192.0.2.1:80", "2001:db8::1",
 // "[2001:db8::1]" or "[2001:db8::1]:80", without a zone, and as IPv4 when it is one
 // within IPv6.
 func parseNode(s string) (netip.Addr, bool) {

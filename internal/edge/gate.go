@@ -105,6 +105,17 @@ func (g *Limiter[R, O]) Answers(ctx context.Context, r R, err error) (e ratelimi
 	return e, true
 }
 
+// Granted tells Observe of what a handler took in a transaction of its own, once that has committed,
+// by the store's answer or, where that is not known, by the requests; and returns the event.
+func (g *Limiter[R, O]) Granted(ctx context.Context, r R, result ratelimit.Result, requests []ratelimit.Request) ratelimit.Event {
+	e := ratelimit.Event{
+		Verb: ratelimit.VerbAllow, Door: g.Package, Outcome: ratelimit.OutcomeGranted, Passed: true,
+		Result: result, Requests: requests,
+	}
+	g.tell(ctx, r, e)
+	return e
+}
+
 // fault returns the log's message of an event that is a fault, "" of any other. A silence has one
 // line of package fallback, and none for each request.
 func fault(ctx context.Context, e *ratelimit.Event) string {

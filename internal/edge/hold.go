@@ -12,7 +12,7 @@ const (
 	firstDoubt   = 100 * time.Millisecond // after one that names a wait, when the wait before was kept and was not enough
 	mostBackoff  = 16 * time.Second       // less than DefaultMaxWait, so that a request lives to see whether the server grants again
 
-	slowAnswer = 250 * time.Millisecond // after which more requests go, though none was answered
+	slowAnswer = 250 * time.Millisecond // after which at the earliest more requests go, though none was answered
 	mostPaced  = 64                     // above this number of requests, any number may go
 )
 
@@ -20,7 +20,9 @@ const (
 //
 // A refusal begins a round, in which nothing is sent until the refusal is over. Then one request
 // goes, and more with each answer that is not a refusal: two, four, eight, until all may. So a
-// server that refuses all has one request a round, and each round is longer than the one before.
+// server that refuses all has one request a round, and each round is longer than the one before. Where
+// no answer comes, more go in time, so that a server that grants slowly is not left idle: not before
+// one that refuses slowly would have refused.
 type hold struct {
 	refused   time.Time // until when requests are held back, since the server has refused one
 	exhausted time.Time // until when the server would refuse the next one, by its own word
@@ -29,6 +31,7 @@ type hold struct {
 	allowed   int           // how many requests of this round may go; 0 is any number
 	sent      int           // how many have gone
 	widens    time.Time     // when twice as many may go, since answers are slow
+	slow      time.Duration // from one request or widening to the next; twice as long as a refusal takes
 	changed   chan struct{} // closed when more may go
 }
 
@@ -42,7 +45,7 @@ func (h *hold) widen(n int, now time.Time) {
 	if h.allowed += n; h.allowed > mostPaced {
 		h.allowed = 0
 	}
-	h.widens = now.Add(slowAnswer)
+	h.widens = now.Add(h.slow)
 	close(h.changed)
 	h.changed = make(chan struct{})
 }
@@ -58,6 +61,12 @@ func (h *hold) backoff(named bool) time.Duration {
 	}
 	most := min(least<<min(n, 10), mostBackoff)
 	return most/2 + rand.N(most/2)
+}
+
+// Round is the round in which a request goes, and when it goes.
+type Round struct {
+	n    int
+	sent time.Time
 }
 
 // holds is the holds that are not over, by scope. The zero value is ready for use.
@@ -80,39 +89,40 @@ func (hs *holds) until(scope string) (refused, exhausted time.Time) {
 
 // enter lets a request of a scope go, and returns the round in which it goes. Otherwise it returns
 // when to ask again, and a channel that is closed if that is sooner.
-func (hs *holds) enter(scope string, now time.Time) (round int, again time.Time, sooner <-chan struct{}) {
+func (hs *holds) enter(scope string, now time.Time) (round Round, again time.Time, sooner <-chan struct{}) {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
 	h := hs.byScope[scope]
 	switch {
 	case h == nil:
-		return 0, again, nil
+		return Round{sent: now}, again, nil
 	case now.Before(h.refused):
-		return 0, h.refused, h.changed
+		return Round{}, h.refused, h.changed
 	case h.allowed == 0:
-		return h.round, again, nil
+		return Round{h.round, now}, again, nil
 	}
 	if h.sent > 0 && !now.Before(h.widens) {
 		h.widen(h.allowed, now)
 	}
 	if h.allowed > 0 && h.sent >= h.allowed {
-		return 0, h.widens, h.changed
+		return Round{}, h.widens, h.changed
 	}
 	if h.sent++; h.sent == 1 {
-		h.widens = now.Add(slowAnswer)
+		h.widens = now.Add(h.slow)
 	}
-	return h.round, again, nil
+	return Round{h.round, now}, again, nil
 }
 
 // refuse notes that a request which went in a round was refused, for a wait that the server has
 // named or 0, and returns until when the scope is held back. No wait counts for more than most.
-func (hs *holds) refuse(scope string, round int, wait, most time.Duration, now time.Time) time.Time {
+func (hs *holds) refuse(scope string, round Round, wait, most time.Duration, now time.Time) time.Time {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
 	h := hs.get(scope, now)
-	if round >= h.round { // the first refusal of the round; those under way with it do not count
+	if round.n >= h.round { // the first refusal of the round; those under way with it do not count
 		hs.round++
 		h.round, h.inARow, h.allowed, h.sent = hs.round, h.inARow+1, 1, 0
+		h.slow = min(max(slowAnswer, 2*now.Sub(round.sent)), mostBackoff)
 		wait = max(wait, h.backoff(wait > 0))
 	}
 	h.refused = latest(h.refused, now.Add(min(wait, most)))
@@ -120,11 +130,11 @@ func (hs *holds) refuse(scope string, round int, wait, most time.Duration, now t
 }
 
 // grant notes that a request which went in a round was not refused.
-func (hs *holds) grant(scope string, round int, now time.Time) {
+func (hs *holds) grant(scope string, round Round, now time.Time) {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
 	h := hs.byScope[scope]
-	if h == nil || round < h.round {
+	if h == nil || round.n < h.round {
 		return
 	}
 	if h.inARow = 0; h.allowed > 0 {

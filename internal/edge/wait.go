@@ -70,28 +70,28 @@ type Answer struct {
 // again, and there is a token of its limit, for which it may have waited so long that the server
 // has refused another request. A request without a limit takes nothing. Turn returns the round in
 // which the request goes, for [Waiter.Heed].
-func (w *Waiter) Turn(b *Budget, scope string, request ratelimit.Request) (round int, err error) {
+func (w *Waiter) Turn(b *Budget, scope string, request ratelimit.Request) (round Round, err error) {
 	if request.Limit != nil {
 		if err := w.holdBack(scope, b); err != nil {
-			return 0, err
+			return Round{}, err
 		}
 		if err := w.take(request, b); err != nil {
-			return 0, err
+			return Round{}, err
 		}
 	}
 	for {
 		if err := w.holdBack(scope, b); err != nil {
-			return 0, err
+			return Round{}, err
 		}
 		round, again, sooner := w.holds.enter(scope, time.Now())
 		if sooner == nil {
 			return round, nil
 		}
 		if b.left() <= 0 {
-			return 0, w.NotSent(again, b.ctx.Err())
+			return Round{}, w.NotSent(again, b.ctx.Err())
 		}
 		if err := b.sleep(min(time.Until(again), b.left()), sooner); err != nil {
-			return 0, err
+			return Round{}, err
 		}
 	}
 }
@@ -161,7 +161,7 @@ func (w *Waiter) over(b *Budget, err error) error {
 
 // Heed notes the limits in the answer to a request that went in a round, and returns how long the
 // scope is held back after a refusal.
-func (w *Waiter) Heed(ctx context.Context, scope string, round int, request ratelimit.Request, a Answer) (wait time.Duration) {
+func (w *Waiter) Heed(b *Budget, scope string, round Round, request ratelimit.Request, a Answer) (wait time.Duration) {
 	now := time.Now()
 	if !a.Refused {
 		w.holds.grant(scope, round, now)
@@ -172,7 +172,7 @@ func (w *Waiter) Heed(ctx context.Context, scope string, round int, request rate
 	}
 	wait = w.holds.refuse(scope, round, a.Wait, w.MaxPause, now).Sub(now)
 	if a.Pause && request.Limit != nil && wait > 0 {
-		w.pause(ctx, request, wait)
+		w.pause(b, request, wait)
 	}
 	return wait
 }
@@ -182,16 +182,21 @@ func (w *Waiter) Again(b *Budget, wait time.Duration, n int) bool {
 	return n < w.MaxTries && wait < b.left()
 }
 
-// pause pauses the client's own limit, for all processes that share it: the request's context
-// does not keep it from that.
-func (w *Waiter) pause(ctx context.Context, request ratelimit.Request, lasts time.Duration) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pauseTimeout)
-	defer cancel()
+// pause pauses the client's own limit, for all processes that share it. The request does not wait for
+// that for longer than it may, and its end does not keep the limit from being paused.
+func (w *Waiter) pause(b *Budget, request ratelimit.Request, lasts time.Duration) {
 	lasts = (lasts + time.Microsecond - 1).Truncate(time.Microsecond)
-	if _, err := w.Store.Pause(ctx, request.Limit, request.Key, lasts); err != nil {
-		w.Logger.ErrorContext(ctx, w.Package+": the limit could not be paused after a refusal",
-			slog.String("limit", ratelimit.NameOf(request.Limit)), slog.String("error", mask.Error(err, []ratelimit.Request{request})))
-	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(b.ctx), pauseTimeout)
+		defer cancel()
+		if _, err := w.Store.Pause(ctx, request.Limit, request.Key, lasts); err != nil {
+			w.Logger.ErrorContext(ctx, w.Package+": the limit could not be paused after a refusal",
+				slog.String("limit", ratelimit.NameOf(request.Limit)), slog.String("error", mask.Error(err, []ratelimit.Request{request})))
+		}
+	}()
+	_ = b.sleep(b.left(), done)
 }
 
 // Budget is how long a request may still wait.

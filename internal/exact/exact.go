@@ -7,7 +7,7 @@ import "math"
 // units is 64 units in the last place of a float64.
 const units = 0x1p-46
 
-// Tolerance is how far rounding may have moved a comparison of token counts:
+// Tolerance returns how far rounding may have moved a comparison of token counts:
 // 64 units in the last place of the largest number that took part. It only
 // ever decides whether a call that fits exactly still fits. Stored numbers are not
 // rounded to it. They are float64, so each refill can be wrong by half a unit in the last

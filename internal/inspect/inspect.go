@@ -244,7 +244,7 @@ func (d *Inspector) PermitKeys(ctx context.Context, name string, page ratelimit.
 	return keys, nil
 }
 
-// permitKeys is one step along the index for each key, however many permits it has, as far as the
+// permitKeys returns one step along the index for each key, however many permits it has, as far as the
 // prefix goes.
 func (d *Inspector) permitKeys() string {
 	return `WITH RECURSIVE next AS (
@@ -256,7 +256,7 @@ func (d *Inspector) permitKeys() string {
 SELECT key FROM next WHERE starts_with(key, $2::text) LIMIT $4::int8`
 }
 
-// orAll is the argument of a LIMIT, which is NULL for no limit.
+// orAll returns the argument of a LIMIT, which is NULL for no limit.
 func orAll(most int) *int64 {
 	if most == 0 {
 		return nil

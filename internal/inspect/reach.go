@@ -18,7 +18,7 @@ type Reach struct {
 	More    bool // there are more than [MostCounted] rows, and the rest was not looked at
 }
 
-// String is the reach in a sentence.
+// String returns the reach in a sentence.
 func (r Reach) String() string {
 	text := fmt.Sprintf("it concerns %d keys that have rows, of which %d would be refused now", r.Keys, r.Refused)
 	if r.More {

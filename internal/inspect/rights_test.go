@@ -114,7 +114,6 @@ var changes = map[string]string{
 	"UPDATE rate_limit_definitions SET rate = 1e9":                         "rate_limit_definitions",
 	"TRUNCATE rate_limit_history":                                          "rate_limit_history",
 	"SELECT setval('rate_limit_history_version_seq', 9223372036854775807)": "rate_limit_history_version_seq",
-	"SELECT setval('rate_limit_definitions_id_seq', 9223372036854775807)":  "rate_limit_definitions_id_seq",
 	"SELECT key FROM rate_limit_refusals":                                  "rate_limit_refusals",
 	"SELECT key FROM rate_limits_in_flight":                                "rate_limits_in_flight",
 }

@@ -115,7 +115,7 @@ type Holder struct {
 	Lasts       time.Duration // on the server's clock
 }
 
-// String is the holder in a line.
+// String returns the holder in a line.
 func (h *Holder) String() string {
 	by := words(h.User, h.Application)
 	return fmt.Sprintf("process %d (%s), %s, its transaction began %s ago", h.PID, by, h.State, h.Lasts.Round(time.Millisecond))

@@ -24,7 +24,7 @@ type Unlike struct {
 	Write  string   // the key in their shape; "" if that cannot be told
 }
 
-// String is the fact in a sentence.
+// String returns the fact in a sentence.
 func (u *Unlike) String() string {
 	text := fmt.Sprintf("rows of the limit have keys such as %s (%s), and this is another shape (%s)", visible.Text(u.Row), strings.Join(u.Shapes, ", "), u.Shape)
 	if u.Write != "" {

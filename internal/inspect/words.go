@@ -15,6 +15,14 @@ import (
 // Instant writes an instant for people, by UTC, to the millisecond.
 func Instant(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05.000Z") }
 
+// By writes who made a change: whom the program named, with PostgreSQL's role, or that alone.
+func By(c *catalog.Change) string {
+	if c.Who == "" {
+		return visible.Text(c.Role)
+	}
+	return visible.Text(c.Who) + " (" + visible.Text(c.Role) + ")"
+}
+
 // Span writes a duration for people by its two largest units, such as "4 d 11 h" or "2.5 s",
 // rounded up, as waits are.
 func Span(d time.Duration) string {

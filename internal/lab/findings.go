@@ -14,7 +14,7 @@ type Finding struct {
 	OK, Missing    bool   // Missing if it was not measured
 }
 
-// Verdict is the verdict in a word, or "" for a figure that may be anything.
+// Verdict returns the verdict in a word, or "" for a figure that may be anything.
 func (f *Finding) Verdict() string {
 	switch {
 	case f.Missing:

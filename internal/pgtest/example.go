@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Example is a pool such as programs have: its connections find the library's table by
+// Example returns a pool such as programs have: its connections find the library's table by
 // their search_path. It is on the server of the tests, in a schema that done drops. SQL
 // that is given runs in that schema.
 func Example(sql string) (pool *pgxpool.Pool, done func()) {

@@ -31,7 +31,7 @@ type Payment struct {
 // none is the slot of a payment of a limit that let the call go on without tokens.
 const none = math.MinInt64
 
-// Nothing is the payment of such a limit: it has a place in the call, and a settlement takes
+// Nothing returns the payment of such a limit: it has a place in the call, and a settlement takes
 // nothing from it.
 func Nothing(limit *Limit, place int) Payment {
 	return Payment{Limit: limit, Place: place, Slot: none}
@@ -77,7 +77,7 @@ func New(payments []Payment, left []Left, taker string, conn any, at time.Time) 
 	return r
 }
 
-// One is the receipt of tokens that were taken from the only row of a limit, in no
+// One returns the receipt of tokens that were taken from the only row of a limit, in no
 // transaction of the caller's: one allocation, if there is nothing left to tell.
 func One(limit *Limit, slot int64, tokens float64, left []Left, at time.Time) *Receipt {
 	r := new(Receipt)

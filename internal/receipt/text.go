@@ -219,7 +219,7 @@ func (w *writer) payments(payments []Payment) {
 	}
 }
 
-// together is how many payments, from the first on, are of its limit.
+// together returns how many payments, from the first on, are of its limit.
 func together(payments []Payment) int {
 	n := 1
 	for n < len(payments) && *payments[n].Limit == *payments[0].Limit && payments[n].Place == payments[0].Place {

@@ -58,7 +58,7 @@ func New(network, server string) (*Relay, error) {
 	return r, nil
 }
 
-// Address is where clients connect to.
+// Address returns where clients connect to.
 func (r *Relay) Address() *net.TCPAddr { return r.listener.Addr().(*net.TCPAddr) }
 
 // Interfere has requests and answers judged, and counts them, from now on. A nil Judge
@@ -69,7 +69,7 @@ func (r *Relay) Interfere(requests, answers Judge) {
 	r.requests, r.answers = judged{judge: requests}, judged{judge: answers}
 }
 
-// Counted is how many requests and answers there were since Interfere.
+// Counted returns how many requests and answers there were since Interfere.
 func (r *Relay) Counted() (requests, answers int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

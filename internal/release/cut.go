@@ -81,7 +81,7 @@ func cutChangelog(text []byte, before, version string, day time.Time) ([]byte, e
 		repository, version, number, linkOf(before, version), links), nil
 }
 
-// linkOf is where the changes of a version are to be seen.
+// linkOf returns where the changes of a version are to be seen.
 func linkOf(before, version string) string {
 	if semver.Compare(before, "v0.0.0") == 0 { // the first one
 		return repository + "/releases/tag/" + version
@@ -186,7 +186,7 @@ func readSum(file string) (map[module.Version]string, error) {
 	return sums, nil
 }
 
-// formatSum is a go.sum of the hashes, in the go command's order.
+// formatSum returns a go.sum of the hashes, in the go command's order.
 func formatSum(sums map[module.Version]string) []byte {
 	order := slices.Collect(maps.Keys(sums))
 	module.Sort(order)

@@ -68,7 +68,7 @@ func run(ctx context.Context, w io.Writer, args []string) error {
 	return nil
 }
 
-// requireClean is the error of a checkout with changes that git does not have: they
+// requireClean returns the error of a checkout with changes that git does not have: they
 // would be hashed, and not be in the tag.
 func requireClean(ctx context.Context, root string) error {
 	out, err := exec.CommandContext(ctx, "git", "-C", root, "status", "--porcelain").Output()

@@ -26,15 +26,15 @@ func New(width int64, slots int) *Slots {
 	return &Slots{Width: width, Totals: make([]float64, slots+2)}
 }
 
-// Count is the number of slots that make up a period: one less than there are.
+// Count returns the number of slots that make up a period: one less than there are.
 func (s *Slots) Count() int { return len(s.Totals) - 2 }
 
 func (s *Slots) newest() float64 { return s.Totals[len(s.Totals)-1] }
 
-// Base is the total before the oldest slot.
+// Base returns the total before the oldest slot.
 func (s *Slots) Base() float64 { return s.Totals[0] }
 
-// Greatest is the largest of the numbers that a decision about n tokens adds up.
+// Greatest returns the largest of the numbers that a decision about n tokens adds up.
 func (s *Slots) Greatest(n float64) float64 { return max(s.newest(), n) }
 
 // Held returns the tokens in all slots together, when the newest is later slots later.
@@ -43,11 +43,11 @@ func (s *Slots) Held(later int64) float64 { return s.newest() - s.Totals[s.place
 // Of returns the tokens in one of the slots: 0 is the oldest.
 func (s *Slots) Of(slot int) float64 { return s.Totals[slot+1] - s.Totals[slot] }
 
-// place is the place of the total before the oldest slot, when the newest is so many
+// place returns the place of the total before the oldest slot, when the newest is so many
 // slots later.
 func (s *Slots) place(later int64) int64 { return min(max(later, 0), int64(len(s.Totals)-1)) }
 
-// First is how many slots after the newest is the first, not before from, in which n
+// First returns how many slots after the newest is the first, not before from, in which n
 // more fit: then the slots hold less than most and the tolerance. When all that they
 // hold is gone, n fits in any case.
 func (s *Slots) First(n, most, tolerance float64, from int64) int64 {

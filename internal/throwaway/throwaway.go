@@ -51,7 +51,7 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// Postmaster is the ID of the server's first process.
+// Postmaster returns the ID of the server's first process.
 func (s *Server) Postmaster(ctx context.Context) (pid int, err error) {
 	conn, err := pgx.Connect(ctx, s.URL)
 	if err != nil {
@@ -182,7 +182,7 @@ func ping(ctx context.Context, url string) error {
 	return conn.Ping(ctx)
 }
 
-// settingArgs are the arguments with which postgres takes the options.
+// settingArgs returns the arguments with which postgres takes the options.
 func settingArgs(opts Options) []string {
 	settings := map[string]string{
 		"fsync":           "off",

@@ -92,7 +92,7 @@ func Simulate(ctx context.Context, limit ratelimit.Limit, load Load, reserve boo
 // WatchOf returns a watch of the first key of a simulation.
 func (l Load) WatchOf() *Watch { return NewWatch(keyName(0), origin, origin.Add(l.For)) }
 
-// Origin is when simulations begin.
+// Origin returns when simulations begin.
 func Origin() time.Time { return origin }
 
 func (l *Load) bursts() float64 {
@@ -174,7 +174,7 @@ func (s *simulation) arrive() {
 	heap.Init(&s.events)
 }
 
-// gap is a random time between two callers.
+// gap returns a random time between two callers.
 func (s *simulation) gap() time.Duration {
 	return max(time.Duration(s.random.ExpFloat64()/s.load.Rate*float64(time.Second)), time.Nanosecond)
 }
@@ -224,7 +224,7 @@ func (s *simulation) call(e event) error {
 	return nil
 }
 
-// again is when a caller that was refused calls again, if it does.
+// again returns when a caller that was refused calls again, if it does.
 func (s *simulation) again(e event, refusal *ratelimit.Status) (at time.Time, will bool) {
 	if s.load.Retry == Never || refusal.RetryAt.IsZero() { // of what can never be granted
 		return time.Time{}, false

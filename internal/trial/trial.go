@@ -46,7 +46,7 @@ type Tally struct {
 	PeakKey string
 }
 
-// RefusedShare is the share of the calls that were refused.
+// RefusedShare returns the share of the calls that were refused.
 func (t *Tally) RefusedShare() float64 {
 	if t.Calls == 0 {
 		return 0

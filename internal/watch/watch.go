@@ -172,7 +172,7 @@ func isFault(outcome ratelimit.Outcome, err error) bool {
 	return err != nil && (!refused || errors.Is(err, ratelimit.ErrSettled))
 }
 
-// Outcome is that of an answer. A nil result is one that the verb does not have.
+// Outcome returns that of an answer. A nil result is one that the verb does not have.
 func (o *Observer) Outcome(result *ratelimit.Result, err error) ratelimit.Outcome {
 	return o.outcome(result, nil, err)
 }
@@ -189,7 +189,7 @@ func (o *Observer) outcome(result *ratelimit.Result, permit *ratelimit.Permit, e
 	return ratelimit.OutcomeGranted
 }
 
-// outcomeOf is the outcome of a call that ended with an error.
+// outcomeOf returns the outcome of a call that ended with an error.
 func (o *Observer) outcomeOf(err error) ratelimit.Outcome {
 	var refused *ratelimit.RefusedError
 	switch {

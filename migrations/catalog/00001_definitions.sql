@@ -3,8 +3,8 @@
 -- What programs publish of their limits, and what people have overridden of it. Nothing
 -- that decides reads this table: a process reads it at its start, and later what changed.
 CREATE TABLE rate_limit_definitions (
-    -- No statement uses it. A table needs a key to be replicated.
-    id           bigint           GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    -- No statement uses it. A table needs a key to be replicated; a sequence would stay behind.
+    id           uuid             NOT NULL DEFAULT gen_random_uuid() PRIMARY KEY,
     name         text             COLLATE "C" NOT NULL,
     key          text             COLLATE "C",
     kind         text,
@@ -108,7 +108,8 @@ COMMENT ON COLUMN rate_limit_definitions.until IS
 CREATE TABLE rate_limit_history (
     version bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at      timestamptz NOT NULL DEFAULT clock_timestamp(),
-    who     text        NOT NULL DEFAULT session_user,
+    role    text        NOT NULL DEFAULT session_user,
+    who     text        DEFAULT nullif(current_setting('ratelimit.who', true), ''),
     name    text        COLLATE "C",
     key     text        COLLATE "C",
     was     jsonb,
@@ -119,17 +120,22 @@ CREATE INDEX rate_limit_history_name ON rate_limit_history (name, version);
 
 COMMENT ON TABLE rate_limit_history IS
     'Changes of rate_limit_definitions: who changed what, when, from what and to what. Delete old rows as you like, but never the newest.';
+COMMENT ON COLUMN rate_limit_history.who IS
+    'Who made the change, as its program says by the setting ratelimit.who; NULL if it does not. role is PostgreSQL''s.';
 COMMENT ON COLUMN rate_limit_history.name IS
     'The limit''s name; NULL when the table was truncated.';
 
+-- A restore brings overrides before what they override, so all rows of a statement are there first.
 -- +goose StatementBegin
 CREATE FUNCTION rate_limit_definitions_check() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     published text;
 BEGIN
-    NEW.updated_at := clock_timestamp();
-    IF NEW.kind IS NOT NULL THEN
+    IF TG_WHEN = 'BEFORE' THEN
+        NEW.updated_at := clock_timestamp();
         RETURN NEW;
+    ELSIF NEW.kind IS NOT NULL THEN
+        RETURN NULL;
     END IF;
     EXECUTE format('SELECT kind FROM %I.rate_limit_definitions WHERE name = $1 AND kind IS NOT NULL', TG_TABLE_SCHEMA)
         INTO published USING NEW.name;
@@ -139,12 +145,14 @@ BEGIN
         RAISE EXCEPTION 'limit "%" is a sliding window, whose capacity is its rate', NEW.name USING ERRCODE = 'check_violation';
     ELSIF published = 'in flight' AND num_nonnulls(NEW.rate, NEW.period, NEW.capacity, NEW.max_reserved, NEW.slots) > 0 THEN
         RAISE EXCEPTION 'limit "%" is one of how many at once, of which at_once, lease and mode can be overridden', NEW.name USING ERRCODE = 'check_violation';
+    ELSIF published = 'in flight' AND NEW.mode = 'shadow' THEN
+        RAISE EXCEPTION 'limit "%" is one of how many at once, of which none is in mode shadow', NEW.name USING ERRCODE = 'check_violation';
     ELSIF published <> 'in flight' AND num_nonnulls(NEW.at_once, NEW.lease) > 0 THEN
         RAISE EXCEPTION 'limit "%" is a %, which has no at_once and no lease', NEW.name, published USING ERRCODE = 'check_violation';
     ELSIF published <> 'sliding window' AND NEW.slots IS NOT NULL THEN
         RAISE EXCEPTION 'limit "%" is a %, which has no slots', NEW.name, published USING ERRCODE = 'check_violation';
     END IF;
-    RETURN NEW;
+    RETURN NULL;
 END
 $$;
 -- +goose StatementEnd
@@ -169,6 +177,10 @@ DECLARE
     became jsonb;
     log    text := format('INSERT INTO %I.rate_limit_history (name, key, was, became) VALUES ($1, $2, $3, $4)', TG_TABLE_SCHEMA);
 BEGIN
+    -- Logical replication and some restores bring rows and leave the sequence behind.
+    EXECUTE format($q$SELECT setval(s.name, max(h.version)) FROM %1$s AS h, pg_get_serial_sequence(%1$L, 'version') AS s(name)
+        GROUP BY s.name HAVING max(h.version) > coalesce(pg_sequence_last_value(s.name::regclass), 0)$q$,
+        format('%I.rate_limit_history', TG_TABLE_SCHEMA));
     IF TG_OP = 'TRUNCATE' THEN
         EXECUTE log USING NULL::text, NULL::text, NULL::jsonb, NULL::jsonb;
         RETURN NULL;
@@ -196,8 +208,19 @@ END
 $$;
 -- +goose StatementEnd
 
--- A trigger of one's own that calls it would write with its owner's rights. Default privileges
--- may have granted it, besides PostgreSQL to PUBLIC, of which acldefault tells.
+-- What a restore brings goes before what the log has written of its definitions.
+-- +goose StatementBegin
+CREATE FUNCTION rate_limit_history_replace() RETURNS trigger LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    EXECUTE format('DELETE FROM %I.rate_limit_history WHERE version = $1', TG_TABLE_SCHEMA) USING NEW.version;
+    RETURN NEW;
+END
+$$;
+-- +goose StatementEnd
+
+-- A trigger of one's own that calls rate_limit_definitions_log would write with its owner's rights.
+-- Default privileges may have granted it, besides PostgreSQL to PUBLIC, of which acldefault tells.
 -- +goose StatementBegin
 DO $$
 DECLARE
@@ -216,12 +239,16 @@ $$;
 
 CREATE TRIGGER rate_limit_definitions_turn BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON rate_limit_definitions
     FOR EACH STATEMENT EXECUTE FUNCTION rate_limit_definitions_turn();
-CREATE TRIGGER rate_limit_definitions_check BEFORE INSERT OR UPDATE ON rate_limit_definitions
+CREATE TRIGGER rate_limit_definitions_updated BEFORE UPDATE ON rate_limit_definitions
+    FOR EACH ROW EXECUTE FUNCTION rate_limit_definitions_check();
+CREATE TRIGGER rate_limit_definitions_check AFTER INSERT OR UPDATE ON rate_limit_definitions
     FOR EACH ROW EXECUTE FUNCTION rate_limit_definitions_check();
 CREATE TRIGGER rate_limit_definitions_log AFTER INSERT OR UPDATE OR DELETE ON rate_limit_definitions
     FOR EACH ROW EXECUTE FUNCTION rate_limit_definitions_log();
 CREATE TRIGGER rate_limit_definitions_truncate AFTER TRUNCATE ON rate_limit_definitions
     FOR EACH STATEMENT EXECUTE FUNCTION rate_limit_definitions_log();
+CREATE TRIGGER rate_limit_history_replace BEFORE INSERT ON rate_limit_history
+    FOR EACH ROW WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION rate_limit_history_replace();
 
 -- +goose Down
 DROP TABLE rate_limit_definitions;
@@ -229,3 +256,4 @@ DROP TABLE rate_limit_history;
 DROP FUNCTION rate_limit_definitions_check();
 DROP FUNCTION rate_limit_definitions_log();
 DROP FUNCTION rate_limit_definitions_turn();
+DROP FUNCTION rate_limit_history_replace();

@@ -75,7 +75,7 @@ func Database(ctx context.Context) (*DB, error) {
 	return db, nil
 }
 
-// URL is that of the database, for another program. It names no schema.
+// URL returns that of the database, for another program. It names no schema.
 func (db *DB) URL() string { return db.server.URL }
 
 func (db *DB) open(ctx context.Context) error {

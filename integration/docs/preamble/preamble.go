@@ -37,6 +37,8 @@ var (
 	CallPartner = ratelimit.TokenBucket{Name: "call_partner", Rate: 5, Period: time.Second, MaxReserved: 600}
 	Requests    = ratelimit.TokenBucket{Name: "llm_requests", Rate: 60, Period: time.Minute}
 	LLMTokens   = ratelimit.TokenBucket{Name: "llm_tokens", Rate: 40_000, Period: time.Minute}
+	Free        = ratelimit.FixedWindow{Name: "calls", Rate: 50, Every: ratelimit.Month}
+	Team        = ratelimit.FixedWindow{Name: "calls", Rate: 1000, Every: ratelimit.Month}
 )
 
 // limits is a catalog that knows a limit.

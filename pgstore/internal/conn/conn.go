@@ -28,6 +28,7 @@ type Conn struct {
 
 	seats chan struct{} // has room for the connections that may wait for a locked row
 	moves moves
+	lock  tableLock
 }
 
 const (

@@ -1,5 +1,5 @@
 // Package edit changes rows other than by taking from them: resets, credits, pauses, settlements,
-// other numbers of shards, and pruning.
+// other definitions, and pruning.
 package edit
 
 import (
@@ -142,7 +142,7 @@ func (e *Editor) credit(ctx context.Context, tx pgx.Tx, a *decide.Demand, n floa
 	} else if held, ok := e.taker.HeldBy(tx, a); ok {
 		shard, states = held, e.known.Shards.Cached(a, time.Time{})
 	} else {
-		if states, _, at, err = e.lockEach(ctx, tx, a); err != nil {
+		if states, _, _, at, err = e.lockEach(ctx, tx, a); err != nil {
 			return nil, at, err
 		}
 		counts = a.Fill(states, n, at)
@@ -179,18 +179,20 @@ func (e *Editor) give(ctx context.Context, tx pgx.Tx, a *decide.Demand, shard in
 	return gives, tx.SendBatch(ctx, &batch).Close()
 }
 
-// lockEach locks all rows of a demand, in order, and returns their states, and their tokens that are
-// out.
-func (e *Editor) lockEach(ctx context.Context, q table.Querier, a *decide.Demand) (states []bucket.State, outs []bucket.Out, at time.Time, err error) {
+// lockEach locks all rows of a demand, in order, and returns their states, their tokens that are
+// out, and whether none was there, so that all have been made.
+func (e *Editor) lockEach(ctx context.Context, q table.Querier, a *decide.Demand) (states []bucket.State, outs []bucket.Out, made bool, at time.Time, err error) {
 	changes := make([]decide.Change, a.Definition.Shards)
 	for shard := range changes {
 		changes[shard] = a.Change(0, shard, 0)
 	}
 	given, at, err := e.taker.Touch(ctx, q, &pgx.Batch{}, changes)
+	made = err == nil
 	for i := range given {
 		states, outs = append(states, given[i].Taken.After), append(outs, given[i].Taken.Out)
+		made = made && given[i].Taken.Made
 	}
-	return states, outs, at, err
+	return states, outs, made, at, err
 }
 
 // Pause returns the edit that pauses, and sets until to the latest end.
@@ -199,7 +201,7 @@ func (e *Editor) Pause(lasts time.Duration, until *time.Time) Edit {
 		*until = time.Time{}
 		for i := range call.Demands {
 			a := &call.Demands[i]
-			err := e.change(ctx, tx, a, func(share *bucket.Definition, state bucket.State, _ bucket.Out, at time.Time) bucket.State {
+			err := e.rewrite(ctx, tx, a, func(share *bucket.Definition, state bucket.State, _ bucket.Out, at time.Time) bucket.State {
 				after := share.Pause(state, at, at.Add(lasts))
 				if after.Paused.After(*until) {
 					*until = after.Paused
@@ -218,14 +220,14 @@ func (e *Editor) Pause(lasts time.Duration, until *time.Time) Edit {
 // Resume ends the pause of an edit's limit and key.
 func (e *Editor) Resume(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
 	a := &call.Demands[0]
-	return e.change(ctx, tx, a, func(share *bucket.Definition, state bucket.State, out bucket.Out, at time.Time) bucket.State {
+	return e.rewrite(ctx, tx, a, func(share *bucket.Definition, state bucket.State, out bucket.Out, at time.Time) bucket.State {
 		return share.ResumeBeside(a.Key, state, out, at)
 	})
 }
 
-// change changes all rows of a demand.
-func (e *Editor) change(ctx context.Context, tx pgx.Tx, a *decide.Demand, to func(*bucket.Definition, bucket.State, bucket.Out, time.Time) bucket.State) error {
-	states, outs, at, err := e.lockEach(ctx, tx, a)
+// rewrite changes all rows of a demand.
+func (e *Editor) rewrite(ctx context.Context, tx pgx.Tx, a *decide.Demand, to func(*bucket.Definition, bucket.State, bucket.Out, time.Time) bucket.State) error {
+	states, outs, _, at, err := e.lockEach(ctx, tx, a)
 	if err != nil {
 		return e.Fault("edit", err)
 	}
@@ -242,35 +244,36 @@ func (e *Editor) change(ctx context.Context, tx pgx.Tx, a *decide.Demand, to fun
 	return nil
 }
 
-// Reshard changes the rows of a limit and key from one number of shards to another.
-func (e *Editor) Reshard(ctx context.Context, before, after *decide.Demand) error {
-	err := e.own(ctx, append(before.Rows(), after.Rows()...), func(ctx context.Context, tx pgx.Tx) error {
-		if err := e.reshard(ctx, tx, before, after); err != nil {
-			return e.Fault("reshard", err)
+// Change changes the rows of a key from one definition to another, and returns the status then. A
+// key without rows is left without: it is full by either. The tokens that this process holds in memory
+// are not returned first, as those of others are not: the row owes them.
+func (e *Editor) Change(ctx context.Context, tx pgx.Tx, before, after *decide.Demand) (status ratelimit.Status, err error) {
+	states, outs, made, at, err := e.lockEach(ctx, tx, before)
+	if err != nil {
+		return status, e.Fault("change", err)
+	}
+	states = before.Definition.Change(&after.Definition, after.Key, states, outs, at)
+	var batch pgx.Batch
+	for shard, state := range states {
+		if row := (decide.Row{Key: after.KeyOf(), Shard: shard}); made {
+			e.table.QueueRemove(&batch, row)
+		} else {
+			e.table.QueuePut(&batch, row, state)
 		}
-		return nil
-	})
+	}
+	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+		return status, e.Fault("change", err)
+	}
 	e.known.Forget(after.KeyOf())
-	e.memory.Evict(after.KeyOf())
-	return err
+	return decide.Shown(after.Limit, after.Key, states[:after.Definition.Shards], at.UTC()), nil
 }
 
-func (e *Editor) reshard(ctx context.Context, tx pgx.Tx, before, after *decide.Demand) error {
-	states, outs, at, err := e.lockEach(ctx, tx, before)
-	if err != nil {
+// ChangeOwn is Change in a transaction of its own.
+func (e *Editor) ChangeOwn(ctx context.Context, before, after *decide.Demand) (status ratelimit.Status, err error) {
+	err = e.own(ctx, append(before.Rows(), after.Rows()...), func(ctx context.Context, tx pgx.Tx) (err error) {
+		status, err = e.Change(ctx, tx, before, after)
 		return err
-	}
-	n := after.Definition.Shards
-	share, empty := before.Definition.Share(states, at, n)
-	var batch pgx.Batch
-	for shard := range max(n, len(states)) {
-		state := share
-		if shard >= n {
-			state = empty
-		} else if shard < len(states) {
-			state = after.Definition.Shard().Bounded(share, states[shard], outs[shard], at)
-		}
-		e.table.QueuePut(&batch, decide.Row{Key: after.KeyOf(), Shard: shard}, state)
-	}
-	return tx.SendBatch(ctx, &batch).Close()
+	})
+	e.known.Forget(after.KeyOf()) // again, now that others see it
+	return status, err
 }

@@ -61,7 +61,7 @@ func (f *Permits) changeHeld(ctx context.Context, op *table.PermitOp) error {
 			err = f.changeOnce(ctx, op)
 		}
 		if ctx.Err() != nil && err != nil {
-			return conn.Locked(op.Row.Name, ctx.Err())
+			return f.Locked(op.Row.Name, ctx.Err())
 		}
 	}
 	return err

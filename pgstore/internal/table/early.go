@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
 // A transaction with others in line behind it frees its row before it is on disk. After that the
@@ -18,18 +20,20 @@ import (
 const awaitDiskSQL = "SELECT pg_logical_emit_message(true, 'ratelimit', '')" // as the session's synchronous_commit says
 
 // freesEarly reports whether transactions can free their rows early: the server has the message,
-// and the role may use it. That is tried once.
-func (t *Table) freesEarly(ctx context.Context, conn *pgxpool.Conn) (bool, error) {
+// and the role may use it. That is remembered; what any other error says is not.
+func (t *Table) freesEarly(ctx context.Context, pooled *pgxpool.Conn) (bool, error) {
 	if known := t.early.Load(); known != nil {
 		return *known, nil
 	}
-	var refused *pgconn.PgError
-	_, err := conn.Exec(ctx, awaitDiskSQL)
+	_, err := pooled.Exec(ctx, awaitDiskSQL)
 	may := err == nil
-	if !may && (!errors.As(err, &refused) || strings.HasPrefix(refused.Code, "57")) { // by an operator
+	denied := slices.Contains([]string{"42501", "42883", "0A000"}, conn.Code(err)) // insufficient_privilege, undefined_function, feature_not_supported
+	switch {
+	case may || denied:
+		t.early.Store(&may)
+	case !conn.Answered(err):
 		return false, err
 	}
-	t.early.Store(&may)
 	return may, nil
 }
 
@@ -53,7 +57,7 @@ func (c *commit) queue(batch *pgx.Batch) {
 // about the message, which a connection may have forgotten, as after DEALLOCATE ALL: it is sent
 // again, unprepared. Where it is refused, it is unknown whether the transaction is on disk. Callers
 // are not to take the error for one of a transaction that did nothing, so they do not find it by
-// errors.As. Rows are not freed early any more then.
+// errors.As. Whether rows can be freed early is asked again then.
 func (t *Table) fault(ctx context.Context, conn *pgxpool.Conn, c *commit, err error) error {
 	var refused *pgconn.PgError
 	if !c.done || !errors.As(err, &refused) {
@@ -63,7 +67,7 @@ func (t *Table) fault(ctx context.Context, conn *pgxpool.Conn, c *commit, err er
 		return nil
 	}
 	if !conn.Conn().IsClosed() { // or the server went away, and is as it was when it is back
-		t.early.Store(new(bool))
+		t.early.Store(nil)
 	}
 	return fmt.Errorf("committed, and perhaps not on disk: %v", err)
 }

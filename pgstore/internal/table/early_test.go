@@ -161,6 +161,31 @@ func TestTurnWithoutMessages(t *testing.T) {
 	}
 }
 
+// TestTurnRemembersADenial: what the server may answer otherwise later is asked again, and a right
+// that is missing is not.
+func TestTurnRemembersADenial(t *testing.T) {
+	t.Parallel()
+	for code, early := range map[string]bool{"53100": true, "57014": true, "XX000": true, "42501": false, "0A000": false} {
+		t.Run(code, func(t *testing.T) {
+			t.Parallel()
+			d := newDisk(t, pgx.QueryExecModeCacheStatement)
+			d.message("RAISE SQLSTATE '" + code + "'")
+			if taken, err := d.take(true); err != nil || !taken.OK {
+				t.Fatal(taken, err)
+			}
+			d.message(d.noted())
+			d.exec("TRUNCATE " + d.Schema + ".noted")
+			if taken, err := d.take(true); err != nil || !taken.OK {
+				t.Fatal(taken, err)
+			}
+			var noted bool
+			if err := d.Pool.QueryRow(t.Context(), "SELECT count(*) > 0 FROM "+d.Schema+".noted WHERE by = 'message'").Scan(&noted); err != nil || noted != early {
+				t.Errorf("then a row is freed early: %v, %v, want %v", noted, err, early)
+			}
+		})
+	}
+}
+
 // TestTurnOutlivesForgottenMessage: a connection on which the prepared message is gone, and nothing
 // else, has committed when it says so.
 func TestTurnOutlivesForgottenMessage(t *testing.T) {

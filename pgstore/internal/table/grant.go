@@ -31,6 +31,7 @@ type Grant struct {
 
 	Taken  Taken
 	Waited time.Duration // for its turn, at least, of one that awaits it
+	turn   bool          // it has had its turn, or needs none
 }
 
 // Extra returns how much a grant, which was taken, took besides.

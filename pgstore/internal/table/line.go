@@ -5,7 +5,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"hash/fnv"
+	"slices"
 	"strconv"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -28,13 +30,42 @@ func Lock(schema string, row decide.Row) int64 {
 	return int64(h.Sum64())
 }
 
+// A line only orders: nothing depends on it. Any role may have its lock, whose ID is no secret, since
+// other processes of ours take it as well. So a turn that does not come in time is missed: the
+// transaction goes on without it, and for a while no other one stands in that line.
+const (
+	longestTurn = 500 * time.Millisecond // enough for a line of a hundred processes
+	missedFor   = 10 * time.Second
+)
+
+// LongestTurn returns how long a transaction waits for its turns: no longer than half of the time
+// that ctx leaves.
+func LongestTurn(ctx context.Context) time.Duration {
+	if deadline, ok := ctx.Deadline(); ok {
+		return max(min(longestTurn, time.Until(deadline)/2), conn.PassOver)
+	}
+	return longestTurn
+}
+
+// Miss notes that a turn in the lines of some rows has not come in time.
+func (t *Table) Miss(locks ...int64) {
+	for _, lock := range locks {
+		t.missed.Note(lock, missedFor)
+	}
+}
+
+// Lines returns those of some locks in whose lines no turn was missed lately.
+func (t *Table) Lines(locks []int64) []int64 { return slices.DeleteFunc(locks, t.missed.Has) }
+
 // lockSessionSQL takes an advisory lock in turn, and tells whether others had it.
-const lockSessionSQL = `SELECT CASE WHEN pg_try_advisory_lock($1::int8) THEN false ELSE pg_advisory_lock($1::int8) IS NOT NULL END`
+const lockSessionSQL = `SELECT CASE WHEN pg_try_advisory_lock($1::int8) THEN false
+	WHEN set_config('lock_timeout', $2::text, true) IS NOT NULL THEN pg_advisory_lock($1::int8) IS NOT NULL END`
 
 // QueueLock puts into a batch the taking of an advisory lock, which the session has until it
-// unlocks it. taken is called when it has it, with whether it had to wait.
-func QueueLock(batch *pgx.Batch, id int64, taken func(waited bool)) {
-	batch.Queue(lockSessionSQL, id).QueryRow(func(row pgx.Row) error {
+// unlocks it, and waits for no longer than a time. taken is called when it has it, with whether it
+// had to wait.
+func QueueLock(batch *pgx.Batch, id int64, longest time.Duration, taken func(waited bool)) {
+	batch.Queue(lockSessionSQL, id, milliseconds(longest)).QueryRow(func(row pgx.Row) error {
 		var waited bool
 		err := row.Scan(&waited)
 		if err == nil {

@@ -97,7 +97,7 @@ func prefetchingGrant() Grant {
 func standInFront(t *testing.T, conn *pgxpool.Conn, lock int64) (leave func()) {
 	t.Helper()
 	var batch pgx.Batch
-	QueueLock(&batch, lock, func(bool) {})
+	QueueLock(&batch, lock, time.Minute, func(bool) {})
 	if err := conn.SendBatch(t.Context(), &batch).Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
 // Page reads rows of a row's name after it, most of them at most, in order; with idle only those
@@ -66,6 +67,29 @@ func (t *Table) Names(ctx context.Context, q Querier) ([]string, error) {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// versionsSQL is of one row, also if nothing has a snapshot. Logical slots keep the versions of the
+// system's tables only, and VACUUM keeps none.
+const versionsSQL = `SELECT coalesce((SELECT n_dead_tup FROM pg_stat_all_tables WHERE relid = $1::text::regclass), 0), coalesce(h.kind, ''), coalesce(h.who, ''), coalesce(h.since, 0)
+FROM (SELECT) AS one LEFT JOIN (
+	SELECT 'transaction' AS kind, pid::text AS who, age(backend_xmin)::int8 AS since FROM pg_stat_activity
+	WHERE pid <> pg_backend_pid() AND datname = current_database() AND backend_xmin IS NOT NULL AND backend_type <> 'autovacuum worker'
+	UNION ALL SELECT 'standby', application_name, age(backend_xmin) FROM pg_stat_replication WHERE backend_xmin IS NOT NULL
+	UNION ALL SELECT 'replication slot', slot_name, age(xmin) FROM pg_replication_slots WHERE xmin IS NOT NULL
+	UNION ALL SELECT 'prepared transaction', gid, age(transaction) FROM pg_prepared_xacts WHERE database = current_database()
+	ORDER BY since DESC LIMIT 1
+) AS h ON true`
+
+// Versions reads how many dead versions the table has, and what has the oldest snapshot: its kind
+// and name, and how many transactions have begun since. All are zero if nothing has one.
+func (t *Table) Versions(ctx context.Context, q Querier) (dead int64, kind, who string, since int64, err error) {
+	name := pgx.Identifier{conn.Table}
+	if t.schema != "" {
+		name = pgx.Identifier{t.schema, conn.Table}
+	}
+	err = q.QueryRow(ctx, versionsSQL, name.Sanitize()).Scan(&dead, &kind, &who, &since)
+	return dead, kind, who, since, err
 }
 
 // Forget deletes all rows of a name.

@@ -16,7 +16,7 @@ type plainTable struct{ *Table }
 
 func (t plainTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, await bool, now *time.Time) error {
 	if await {
-		return t.inTurn(func() error { return t.grantInTurn(ctx, pool, &grants[0], now) })
+		return t.inTurn(ctx, &grants[0], func() error { return t.grantInTurn(ctx, pool, &grants[0], now) })
 	}
 	if !prefetches(grants) {
 		return t.grant(ctx, pool, grants, now)

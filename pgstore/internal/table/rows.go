@@ -100,7 +100,8 @@ func (r *Rows) scanKey(first, last int) func(pgx.Rows) error {
 	}
 }
 
-// QueueAwait puts into a batch the wait for a row that another transaction has locked.
+// QueueAwait puts into a batch the wait for a row that another transaction has locked. At stricter
+// levels than READ COMMITTED it finds nothing, since it would leave a predicate lock.
 func (t *Table) QueueAwait(batch *pgx.Batch, row decide.Row) {
 	batch.Queue(t.common["await"], row.Name, row.Key.Key, int32(row.Shard))
 }

@@ -37,6 +37,7 @@ type Table struct {
 	distributed         bool
 	silence             time.Duration
 	noTurns             atomic.Bool          // the role may not use advisory locks
+	missed              Lately               // the rows in whose lines a turn has not come in time
 	early               atomic.Pointer[bool] // a transaction can free its row before it is on disk; nil if that is not known
 	kept                keeper
 }

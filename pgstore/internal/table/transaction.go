@@ -8,11 +8,6 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// pipelined is how long a grant waits for its row that is [Grant.Pipelined] and does not prefetch.
-// A transaction that gives up goes to the end of the line, so it is long enough for a line of a
-// hundred processes.
-const pipelined = 500 * time.Millisecond
-
 const beginSQL = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
 // OutlastTime is how long the answer of a statement that prefetches, or returns, is awaited after its

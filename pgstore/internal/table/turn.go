@@ -2,30 +2,37 @@ package table
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
 // inTurn runs a transaction that waits for its turn; without one if the role may not use
-// advisory locks, which is tried once.
-func (t *Table) inTurn(run func() error) error {
+// advisory locks, which is tried once, or if the turn does not come in time, or before all callers
+// have given up.
+func (t *Table) inTurn(ctx context.Context, g *Grant, run func() error) error {
+	begun := time.Now()
 	err := run()
-	var denied *pgconn.PgError
-	if errors.As(err, &denied) && denied.Code == "42501" && !t.noTurns.Swap(true) { // insufficient_privilege
+	gaveUp := ctx.Err() != nil && time.Since(begun) > longestTurn/5
+	switch {
+	case conn.Code(err) == "42501" && !t.noTurns.Swap(true): // insufficient_privilege
 		return run()
+	case err == nil || g.turn || !conn.TimedOut(err) && !gaveUp:
+		return err
 	}
-	return err
+	t.Miss(Lock(t.schema, g.Row))
+	if gaveUp {
+		return err
+	}
+	return run()
 }
 
 // grantInTurn waits for the row of a grant, in one line with other processes.
 func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, now *time.Time) error {
-	if g.never() {
+	if g.turn = true; g.never() {
 		return nil
 	}
 	pooled, release, err := t.acquireFor(ctx, pool, g)
@@ -40,20 +47,20 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 		defer stop()
 	}
 	wait := conn.Awaited
-	if g.Pipelined && !g.TakesExtra() {
-		wait = pipelined
+	if g.Pipelined && !g.TakesExtra() { // who gives up goes to the end of the line
+		wait = longestTurn
 	}
 	var (
 		end   commit
 		batch *pgx.Batch
 	)
-	if t.noTurns.Load() {
+	if t.noTurns.Load() || t.missed.Has(Lock(t.schema, g.Row)) {
 		batch = t.begin(wait)
 	} else {
 		if end.early, err = t.freesEarly(ctx, pooled); err != nil {
 			return err
 		}
-		batch = t.beginTurn(g, wait, end.early)
+		batch = t.beginTurn(g, LongestTurn(ctx), wait, end.early)
 	}
 	t.queueGrant(batch, g, now)
 	if !g.Pipelined {
@@ -78,23 +85,27 @@ func (t *Table) acquireFor(ctx context.Context, pool *pgxpool.Pool, g *Grant) (p
 }
 
 // turnSQL is boundsSQL, and then waits for an advisory lock, which is the transaction's until it ends. It
-// returns for how long it waited, in nanoseconds. The statements of the transaction find one row by
-// its key, for which a plan for any values is as good: a session would make five for theirs before it
-// made that one.
+// returns for how long it waited, in nanoseconds. From then on another bound holds. The statements of
+// the transaction find one row by its key, for which a plan for any values is as good: a session
+// would make five for theirs before it made that one.
 const turnSQL = `SELECT set_config('lock_timeout', $1::text, true), set_config('idle_in_transaction_session_timeout', $2::text, true),
 	set_config('plan_cache_mode', 'force_generic_plan', true),
 	set_config('synchronous_commit', CASE WHEN $3::bool THEN 'off' ELSE current_setting('synchronous_commit') END, true),
-	CASE WHEN pg_advisory_xact_lock($4::int8) IS NOT NULL THEN (date_part('epoch', clock_timestamp() - statement_timestamp()) * 1000000)::int8 * 1000 END`
+	CASE WHEN pg_advisory_xact_lock($4::int8) IS NOT NULL THEN (date_part('epoch', clock_timestamp() - statement_timestamp()) * 1000000)::int8 * 1000 END,
+	set_config('lock_timeout', $5::text, true)`
 
 // beginTurn begins a batch with a transaction that waits for its turn at the row of a grant, before
 // it waits for the row itself: PostgreSQL wakes all waiters for a row each time that it is free, and
 // all but one find it locked again. Correctness does not depend on it. The grant is told how long it
 // waited. With early, the transaction's COMMIT does not wait for the disk.
-func (t *Table) beginTurn(g *Grant, wait time.Duration, early bool) *pgx.Batch {
+func (t *Table) beginTurn(g *Grant, turn, wait time.Duration, early bool) *pgx.Batch {
 	var batch pgx.Batch
+	g.turn = false
 	batch.Queue(beginSQL)
-	batch.Queue(turnSQL, milliseconds(wait), milliseconds(t.silence), early, Lock(t.schema, g.Row)).QueryRow(func(row pgx.Row) error {
-		return row.Scan(nil, nil, nil, nil, &g.Waited)
+	batch.Queue(turnSQL, milliseconds(turn), milliseconds(t.silence), early, Lock(t.schema, g.Row), milliseconds(wait)).QueryRow(func(row pgx.Row) error {
+		err := row.Scan(nil, nil, nil, nil, &g.Waited, nil)
+		g.turn = err == nil
+		return err
 	})
 	return &batch
 }

@@ -17,7 +17,7 @@ import (
 // attempt is one run of a transaction.
 type attempt struct {
 	taker      *Taker
-	contention *contention
+	contention *table.Lately
 	call       *decide.Call
 	shards     []int         // the shard of each limit that is this transaction's alone
 	claim      *memory.Claim // the tokens that are not taken from rows
@@ -80,6 +80,10 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	}
 	a.turn = a.turnOf(ctx)
 	tx, err := a.begin(ctx)
+	if a.turn.missed(err) {
+		conn.End(ctx, tx)
+		tx, err = a.begin(ctx)
+	}
 	doing := false
 	defer func() {
 		if doing { // it panicked, or ended its goroutine

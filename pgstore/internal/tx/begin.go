@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/engine"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
@@ -34,7 +35,7 @@ func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 			if err := tx.Rollback(ctx); err != nil {
 				return tx, b.Fault("roll back", err)
 			}
-			a.turn.locks = nil // the next one may take from other rows
+			a.turn.locks, a.turn.had = nil, 0 // the next one may take from other rows
 		}
 		view, err := b.Look(ctx, a.conn, &pgx.Batch{}, a.call, All)
 		if err != nil {
@@ -89,7 +90,7 @@ func (a *attempt) beginHeld(ctx context.Context) (pgx.Tx, error) {
 // beginNoTake begins a transaction that takes nothing, whose ID is asked for.
 func (a *attempt) beginNoTake(ctx context.Context) (pgx.Tx, error) {
 	a.taken = try{taker: a.taker, call: a.call, taken: make([]table.Taken, 1)}
-	batch := a.turn.begin()
+	batch := a.turn.begin(ctx)
 	table.QueueXid(batch, &a.taken.taken[0].Xid)
 	results := a.conn.SendBatch(ctx, batch)
 	if err := results.Close(); err != nil {
@@ -101,7 +102,7 @@ func (a *attempt) beginNoTake(ctx context.Context) (pgx.Tx, error) {
 
 // beginLocked begins a transaction that decides the call on its rows.
 func (a *attempt) beginLocked(ctx context.Context) (pgx.Tx, error) {
-	results := a.conn.SendBatch(ctx, a.turn.begin())
+	results := a.conn.SendBatch(ctx, a.turn.begin(ctx))
 	tx := results.Tx()
 	if err := results.Close(); err != nil {
 		return tx, a.taker.Fault("begin", err)
@@ -117,7 +118,7 @@ func (a *attempt) beginLocked(ctx context.Context) (pgx.Tx, error) {
 // take begins a transaction and tries changes in it, in one round trip.
 func (a *attempt) take(ctx context.Context, changes []decide.Change) (pgx.Tx, error) {
 	a.taken = try{taker: a.taker, call: a.call, changes: changes, taken: make([]table.Taken, len(changes))}
-	batch := a.turn.begin()
+	batch := a.turn.begin(ctx)
 	now := a.taker.Clock()
 	for i := range changes {
 		a.taker.table.QueueTake(batch, a.call.Reserve, &changes[i], now, &a.taken.taken[i])
@@ -129,11 +130,11 @@ func (a *attempt) take(ctx context.Context, changes []decide.Change) (pgx.Tx, er
 
 // turnOf returns the turn of an attempt at its rows.
 func (a *attempt) turnOf(ctx context.Context) turn {
-	l := turn{conn: a.conn, contention: a.contention}
+	l := turn{table: a.taker.table, conn: a.conn, contention: a.contention, owed: a.turn.owed}
 	if a.held {
 		return l
 	}
-	if locks := a.contention.recent(a.locks); len(locks) > 0 && ownSession(ctx, a.conn) {
+	if locks := a.taker.table.Lines(a.contention.Among(a.locks)); len(locks) > 0 && ownSession(ctx, a.conn) {
 		l.locks = locks
 	}
 	return l
@@ -161,6 +162,6 @@ func (a *attempt) meet() {
 		return
 	}
 	for _, lock := range a.locks() {
-		a.contention.met(lock)
+		a.contention.Note(lock, engine.Contended)
 	}
 }

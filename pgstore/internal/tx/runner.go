@@ -28,7 +28,7 @@ type Runner struct {
 	*Taker
 	memory     *memory.Memory             // nil without Config.Escrow
 	queues     keyqueue.Queue[decide.Row] // with the number of shards, which differs while a new definition is rolled out
-	contention contention
+	contention table.Lately               // the rows at which this process has met others
 }
 
 // NewRunner returns a Runner; m may be nil.
@@ -198,7 +198,7 @@ func (u *run) noteContention() {
 	for i := range u.call.Demands {
 		a := &u.call.Demands[i]
 		locks := func() []int64 { return []int64{table.Lock(u.Schema, decide.Row{Key: a.KeyOf()})} }
-		if len(u.contention.recent(locks)) > 0 {
+		if len(u.contention.Among(locks)) > 0 {
 			u.memory.Contended(a)
 		}
 	}

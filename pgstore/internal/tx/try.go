@@ -35,11 +35,13 @@ type try struct {
 func (t *try) send(ctx context.Context, q table.Querier) error {
 	t.before, t.taken = make([]table.Taken, len(t.changes)), make([]table.Taken, len(t.changes))
 	var batch pgx.Batch
-	now := t.taker.Clock()
+	now, rows := t.taker.Clock(), make([]decide.Row, len(t.changes))
 	for i := range t.changes {
 		if t.saved(i) && (i == 0 || !t.saved(i-1)) {
 			batch.Queue("SAVEPOINT " + table.Savepoint)
 		}
+		rows[i] = t.changes[i].Row
+		t.taker.queueWait(&batch, rows[i])
 		if c := &t.changes[i]; !c.Past.IsZero() {
 			t.taker.queueRenew(&batch, c, c.Past)
 		}
@@ -48,6 +50,7 @@ func (t *try) send(ctx context.Context, q table.Querier) error {
 		}
 		t.taker.table.QueueTake(&batch, t.call.Reserve, &t.changes[i], now, &t.taken[i])
 	}
+	defer t.taker.taking()(rows...)
 	return q.SendBatch(ctx, &batch).Close()
 }
 

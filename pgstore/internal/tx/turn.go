@@ -2,9 +2,6 @@ package tx
 
 import (
 	"context"
-	"slices"
-	"sync"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -24,63 +21,19 @@ import (
 // to a session of its own. Correctness does not depend on it: a transaction that does not stand
 // in line is run again.
 
-// contention holds when this process has last met others at a row, by the lock of the row.
-type contention struct {
-	mu   sync.Mutex
-	last map[int64]time.Time
-}
-
-// mostContended is how many rows are remembered; above it those of long ago are forgotten.
-const mostContended = 1024
-
-// met notes that others were met at the row of a lock.
-func (m *contention) met(lock int64) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := time.Now()
-	if len(m.last) >= mostContended {
-		for other, last := range m.last {
-			if now.Sub(last) > engine.Contended {
-				delete(m.last, other)
-			}
-		}
-	}
-	if m.last == nil {
-		m.last = make(map[int64]time.Time)
-	}
-	if _, known := m.last[lock]; known || len(m.last) < mostContended {
-		m.last[lock] = now
-	}
-}
-
-// recent returns those of some locks at whose rows other processes were met lately, ascending,
-// which is the order in which all take them.
-func (m *contention) recent(locks func() []int64) (recent []int64) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if len(m.last) == 0 {
-		return nil
-	}
-	for _, lock := range locks() {
-		if last, ok := m.last[lock]; ok && time.Since(last) <= engine.Contended {
-			recent = append(recent, lock)
-		}
-	}
-	slices.Sort(recent)
-	return slices.Compact(recent)
-}
-
 // turn is a connection's place in the lines of some rows. The session has the locks before the
 // transaction begins, which then takes them over: its end gives them back, however it ends.
 type turn struct {
+	table      *table.Table
 	conn       *pgxpool.Conn
-	contention *contention
-	locks      []int64 // ascending; none for a transaction that stands in no line
-	owed       int     // of them, those that the session may have, and the transaction has not
+	contention *table.Lately // the rows at which others were met
+	locks      []int64       // ascending; none for a transaction that stands in no line
+	had        int           // of them, those that the session has had
+	owed       int           // how many the session may have, and the transaction has not
 }
 
 // begin returns a batch that begins a transaction, after it has had its turn in all lines.
-func (l *turn) begin() *pgx.Batch {
+func (l *turn) begin(ctx context.Context) *pgx.Batch {
 	var batch pgx.Batch
 	if len(l.locks) == 0 {
 		batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.Serializable})
@@ -89,10 +42,11 @@ func (l *turn) begin() *pgx.Batch {
 	// A statement outside of a transaction would become part of the one that is begun behind
 	// it in the same round trip, and the lock is to be had before the snapshot.
 	batch.BeginTx(pgx.TxOptions{})
+	l.had = 0
 	for _, lock := range l.locks {
-		table.QueueLock(&batch, lock, func(waited bool) {
-			if waited {
-				l.contention.met(lock)
+		table.QueueLock(&batch, lock, table.LongestTurn(ctx), func(waited bool) {
+			if l.had++; waited {
+				l.contention.Note(lock, engine.Contended)
 			}
 		})
 	}
@@ -101,8 +55,19 @@ func (l *turn) begin() *pgx.Batch {
 	for _, lock := range l.locks {
 		table.QueueTakeOver(&batch, lock, func() { l.owed-- })
 	}
-	l.owed = len(l.locks)
+	l.owed += len(l.locks)
 	return &batch
+}
+
+// missed reports whether a transaction did not begin since its turn has not come in time. Then it
+// stands in no line any more, and neither do later ones in the one that it waited in.
+func (l *turn) missed(err error) bool {
+	if l.had == len(l.locks) || !conn.TimedOut(err) {
+		return false
+	}
+	l.table.Miss(l.locks[l.had])
+	l.locks, l.had = nil, 0
+	return true
 }
 
 // leave closes a connection whose session may have kept a lock, which the server then gives back.

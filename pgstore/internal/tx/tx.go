@@ -5,6 +5,7 @@ package tx
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -22,6 +23,8 @@ type Taker struct {
 	*conn.Conn
 	table *table.Table
 	known *known.Known
+	takes atomic.Int32 // that are under way
+	slow  table.Lately // the rows of which one was slow
 }
 
 // NewTaker returns a Taker.
@@ -73,7 +76,7 @@ func (b *Taker) takeOne(ctx context.Context, tx pgx.Tx, call *decide.Call) (rate
 	change := call.Demands[0].Change(0, 0, call.Demands[0].Count)
 	var view decide.View
 	for range rounds {
-		taken, err := b.table.Take(ctx, tx, call.Reserve, &change, b.Clock())
+		taken, err := b.take(ctx, tx, call.Reserve, &change)
 		if err != nil {
 			return ratelimit.Result{}, b.faultOf(call, err)
 		}
@@ -312,7 +315,7 @@ func (b *Taker) granted(call *decide.Call, changes []decide.Change, at time.Time
 func (b *Taker) faultOf(call *decide.Call, err error) error {
 	key := call.Demands[0].KeyOf()
 	if conn.Code(err) == conn.LockNotAvailable {
-		return conn.Locked(key.Name, err)
+		return b.Locked(key.Name, err)
 	}
 	doing := fmt.Sprintf("take from limit %q", key.Name)
 	if n := len(call.Demands) - 1; n > 0 {

@@ -1,0 +1,40 @@
+package catalog
+
+import (
+	"context"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+)
+
+type whoKey struct{}
+
+// WithWho returns a context for Set, Publish and the other edits of a [Catalog], by which the history
+// has who makes the change, beside PostgreSQL's role: such as the person who is signed in. It is what
+// the program says, and believed. An edit is [ratelimit.ErrInvalid] if who is longer than 255
+// bytes, or not valid UTF-8. In a transaction of the caller's it holds until that ends.
+//
+// In SQL, SET LOCAL ratelimit.who = 'ann' does the same.
+func WithWho(ctx context.Context, who string) context.Context {
+	return context.WithValue(ctx, whoKey{}, who)
+}
+
+// writer is inTx for edits, by whom the context says.
+func (c *Catalog) writer(ctx context.Context, tx pgx.Tx) (editor, error) {
+	to, err := c.inTx(tx)
+	if err != nil {
+		return nil, err
+	}
+	who, _ := ctx.Value(whoKey{}).(string)
+	switch {
+	case who == "":
+		return to, nil
+	case len(who) > mostWho || !utf8.ValidString(who) || strings.ContainsRune(who, 0):
+		return nil, invalid("Who", strings.ToValidUTF8(who[:min(len(who), mostWho)], "?"), "must have at most 255 bytes, of UTF-8 without zero bytes")
+	}
+	return to, to.as(ctx, who)
+}
+
+// mostWho is how many bytes a name has at most: about as many as one of a limit.
+const mostWho = 255

@@ -1,0 +1,83 @@
+package table
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+// Lately remembers some rows, by their locks, each for a while after it was noted last. The zero
+// value remembers none. It is safe for concurrent use.
+type Lately struct {
+	mu    sync.Mutex
+	until map[int64]time.Time
+}
+
+const (
+	mostLately = 1024 // rows are remembered; above it, one more is only where one of a few is over
+	examined   = 8    // are looked at for that, at random: all would hold up the callers of all rows
+)
+
+// Note remembers the row of a lock for a time.
+func (l *Lately) Note(lock int64, lasts time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	if len(l.until) >= mostLately {
+		l.forgetSome(now)
+	}
+	if l.until == nil {
+		l.until = make(map[int64]time.Time)
+	}
+	if _, known := l.until[lock]; known || len(l.until) < mostLately {
+		l.until[lock] = now.Add(lasts)
+	}
+}
+
+func (l *Lately) forgetSome(now time.Time) {
+	left := examined
+	for lock, until := range l.until {
+		if until.Before(now) {
+			delete(l.until, lock)
+		}
+		if left--; left == 0 {
+			return
+		}
+	}
+}
+
+// Among returns those of some locks whose rows are remembered, ascending, which is the order in
+// which all take them.
+func (l *Lately) Among(locks func() []int64) (among []int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.until) == 0 {
+		return nil
+	}
+	now := time.Now()
+	for _, lock := range locks() {
+		if until, ok := l.until[lock]; ok && !until.Before(now) {
+			among = append(among, lock)
+		}
+	}
+	slices.Sort(among)
+	return slices.Compact(among)
+}
+
+// Has reports whether the row of a lock is remembered.
+func (l *Lately) Has(lock int64) bool {
+	return len(l.Among(func() []int64 { return []int64{lock} })) > 0
+}
+
+// Len returns how many rows are remembered.
+func (l *Lately) Len() (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	for _, until := range l.until {
+		if !until.Before(now) {
+			n++
+		}
+	}
+	return n
+}
