@@ -121,7 +121,7 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	leak.Errors(t, ".", map[string]leak.Provoked{
 		"ErrInvalid": {Is: ErrInvalid, Err: badKey}, "FieldError": {Err: twice},
 		"ErrExceedsCapacity": {Is: ErrExceedsCapacity, Err: never}, "ExceedsCapacityError": {Err: never},
-		"ErrRefused": {Is: ErrRefused, Err: refused.Err()}, "RefusedError": {Err: refused.Err()}, "FullError": {Err: full.Err()},
+		"ErrRefused": {Is: ErrRefused, Err: refused.Err()}, "RefusedError": {Err: refused.Err()}, "FullError": {Err: full.Err()}, "ExceedsLimitError": {Err: exceedsLimit},
 		"ErrSettled": {Is: ErrSettled, Err: settled}, "ErrLeaseLost": {Is: ErrLeaseLost, Err: lost}, "WaitError": {Err: waited},
 	})
 
