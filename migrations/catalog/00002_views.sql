@@ -194,7 +194,7 @@ LEFT JOIN rate_limit_definitions AS a ON a.name = r.name AND a.key IS NULL AND a
     AND a.enabled AND (a.until IS NULL OR a.until > statement_timestamp())
 LEFT JOIN rate_limit_definitions AS o ON o.name = r.name AND o.key = r.key
     AND o.enabled AND (o.until IS NULL OR o.until > statement_timestamp())
-WHERE r.ts > statement_timestamp()
+WHERE r.ts > statement_timestamp() AND r.shard < 10000
 GROUP BY r.name, r.key, p.id, a.id, o.id;
 
 COMMENT ON VIEW rate_limits_in_flight IS
