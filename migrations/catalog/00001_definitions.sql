@@ -178,8 +178,8 @@ DECLARE
     log    text := format('INSERT INTO %I.rate_limit_history (name, key, was, became) VALUES ($1, $2, $3, $4)', TG_TABLE_SCHEMA);
 BEGIN
     -- Logical replication and some restores bring rows and leave the sequence behind.
-    EXECUTE format($q$SELECT setval(s.name, max(h.version)) FROM %1$s AS h, pg_get_serial_sequence(%1$L, 'version') AS s(name)
-        GROUP BY s.name HAVING max(h.version) > coalesce(pg_sequence_last_value(s.name::regclass), 0)$q$,
+    EXECUTE format($q$SELECT setval(s.name, h.newest) FROM pg_get_serial_sequence(%1$L, 'version') AS s(name), (SELECT max(version) FROM %1$s) AS h(newest)
+        WHERE h.newest > coalesce(pg_sequence_last_value(s.name::regclass), 0)$q$,
         format('%I.rate_limit_history', TG_TABLE_SCHEMA));
     IF TG_OP = 'TRUNCATE' THEN
         EXECUTE log USING NULL::text, NULL::text, NULL::jsonb, NULL::jsonb;
