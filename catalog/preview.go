@@ -118,6 +118,9 @@ func (e *Entry) checkEdit(by *Override, p *published) error {
 	if err := e.check(p); err != nil {
 		return err
 	}
+	if !e.replaces() && *by == (Override{Switch: by.Switch}) {
+		return bad("Override", "", "there is none to turn on or off")
+	}
 	if !e.replaces() {
 		return bad("Override", "", "would replace no field of the limit: remove it, or name one")
 	}

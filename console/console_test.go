@@ -472,6 +472,13 @@ func TestWhatThePageOffers(t *testing.T) {
 	if page := s.get(200, "/key", "name", "api", "key", "192.0.2.1/32"); strings.Contains(page, "another shape") {
 		t.Error("a key of the limit's is said to be none")
 	}
+	if _, err := s.store.Permits().Acquire(t.Context(), ratelimit.InFlight{Name: "at once", Limit: 2}.For("198.51.100.7/32")); err != nil {
+		t.Fatal(err)
+	}
+	s.wants(s.get(200, "/permits", "name", "at once", "key", "192.0.2.1"), "such as 198.51.100.7/32 (IPv4/32), and this is another shape (address): write 192.0.2.1/32.")
+	if page := s.get(200, "/permits", "name", "at once", "key", "192.0.2.1/32"); strings.Contains(page, "another shape") {
+		t.Error("a key of the limit of how many at once is said to be none")
+	}
 }
 
 // Bad input is answered with what is wrong with it, and changes nothing.
@@ -490,12 +497,12 @@ func TestBadChanges(t *testing.T) {
 		{400, "for &#34;&#34;: must be a duration", []string{"action", "pause"}},
 		{400, "for -1h0m0s: must be positive", []string{"action", "pause", "for", "-1h"}},
 		{400, "rate &#34;fast&#34;", []string{"action", "set", "rate", "fast"}},
-		{400, "Rate", []string{"action", "set", "rate", "-1"}},
+		{400, "<p class=\"no\">ratelimit: limit &#34;api&#34;: Rate -1: must not be negative</p>\n", []string{"action", "set", "rate", "-1"}},
 		{400, "must be enforce, shadow or refuse", []string{"action", "set", "mode", "on"}},
 		{400, "period &#34;month&#34;", []string{"action", "set", "period", "month"}},
 		{400, "rate &#34;0&#34;: must not be 0", []string{"action", "set", "rate", "0", "note", "n"}},
 		{400, "names no field", []string{"action", "set"}},
-		{400, "would replace no field", []string{"action", "off"}},
+		{400, "there is none to turn on or off", []string{"action", "off"}},
 		{400, "is so already", []string{"action", "unset"}},
 		{400, "Key", []string{"action", "set", "rate", "5", "key", strings.Repeat("k", 3000)}},
 		{400, "key", []string{"action", "set", "rate", "5", "key", catalog.AllKeys}},

@@ -185,6 +185,9 @@ func TestDumpAndRestore(t *testing.T) {
 		"data_only_custom": {true, []string{
 			"--format", "custom", "--data-only", "--exclude-table", "*.rate_limits*_version",
 		}, "pg_restore"},
+		"data_only_rows": {true, []string{
+			"--format", "plain", "--data-only", "--rows-per-insert", "1000000", "--exclude-table", "*.rate_limits*_version",
+		}, "psql"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			target := newDumped(t, db.URL, role, role+"_"+name, way.migrated)

@@ -172,7 +172,7 @@ func TestCatalogRefuses(t *testing.T) {
 		{[]string{"set", "api", "k", "--rate", "0"}, "--rate 0: must not be 0"},
 		{[]string{"set", "api", "k", "--note", ""}, "--clear note takes it away"},
 		{[]string{"set", "api", "k"}, "names no field"},
-		{[]string{"off", "api", "k"}, "would replace no field"},
+		{[]string{"off", "api", "k"}, "there is none to turn on or off"},
 		{[]string{"set", "api", "k", "--clear", "shards"}, `--clear "shards": must be among rate, period`},
 		{[]string{"set", "api", `"\x00all keys"`, "--rate", "5"}, "no key can be this"},
 		{[]string{"set", "api", "k", "--slots", "5"}, "sliding window only"},

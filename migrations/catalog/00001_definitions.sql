@@ -159,6 +159,8 @@ BEGIN
         RAISE EXCEPTION 'limit "%" is a sliding window, whose capacity is its rate', NEW.name USING ERRCODE = 'check_violation';
     ELSIF published = 'in flight' AND num_nonnulls(NEW.rate, NEW.period, NEW.capacity, NEW.max_reserved, NEW.slots) > 0 THEN
         RAISE EXCEPTION 'limit "%" is one of how many at once, of which at_once, lease and mode can be overridden', NEW.name USING ERRCODE = 'check_violation';
+    ELSIF published = 'in flight' AND NEW.mode = 'shadow' THEN
+        RAISE EXCEPTION 'limit "%" is one of how many at once, of which none is in mode shadow', NEW.name USING ERRCODE = 'check_violation';
     ELSIF published <> 'in flight' AND num_nonnulls(NEW.at_once, NEW.lease) > 0 THEN
         RAISE EXCEPTION 'limit "%" is a %, which has no at_once and no lease', NEW.name, published USING ERRCODE = 'check_violation';
     ELSIF published <> 'sliding window' AND NEW.slots IS NOT NULL THEN
@@ -190,8 +192,8 @@ DECLARE
     log    text := format('INSERT INTO %I.rate_limit_history (name, key, was, became) VALUES ($1, $2, $3, $4)', TG_TABLE_SCHEMA);
 BEGIN
     -- Logical replication and some restores bring rows and leave the sequence behind.
-    EXECUTE format($q$SELECT setval(s.name, max(h.version)) FROM %1$s AS h, pg_get_serial_sequence(%1$L, 'version') AS s(name)
-        GROUP BY s.name HAVING max(h.version) > coalesce(pg_sequence_last_value(s.name::regclass), 0)$q$,
+    EXECUTE format($q$SELECT setval(s.name, h.newest) FROM pg_get_serial_sequence(%1$L, 'version') AS s(name), (SELECT max(version) FROM %1$s) AS h(newest)
+        WHERE h.newest > coalesce(pg_sequence_last_value(s.name::regclass), 0)$q$,
         format('%I.rate_limit_history', TG_TABLE_SCHEMA));
     IF TG_OP = 'TRUNCATE' THEN
         EXECUTE log USING NULL::text, NULL::text, NULL::jsonb, NULL::jsonb;
