@@ -12,26 +12,6 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// alone runs do in a transaction of its own, and has this process see its changes at once.
-func (c *Catalog) alone(ctx context.Context, do func(context.Context, pgx.Tx) error) error {
-	if err := c.usable(); err != nil {
-		return err
-	}
-	ctx, cancel := c.bounded(ctx)
-	defer cancel()
-	var err error
-	if c.memory != nil {
-		err = do(ctx, nil)
-	} else {
-		err = pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error { return do(ctx, tx) })
-	}
-	if err != nil {
-		return err
-	}
-	_ = c.Refresh(ctx) // the change is committed; another reading will see it
-	return nil
-}
-
 // Publish writes the definitions of a program's limits into the catalog, those that differ, and
 // reads it: for the program's start. It changes no override. Of several programs or versions
 // that publish a name, the last one wins, for the views; each program goes by its own
@@ -172,42 +152,6 @@ func (c *Catalog) Apply(ctx context.Context, e *Edit) error {
 		e.Left = made.Left
 	}
 	return err
-}
-
-// write reads the rows of an edit, once no other edit is under way, and writes what it makes of
-// them; as agreed, unless that is nil. Before it calls locked, unless that is nil.
-func (c *Catalog) write(ctx context.Context, tx pgx.Tx, name, key string, by *Override, agreed *Edit, locked func() error) (Edit, error) {
-	to, err := c.writer(ctx, tx)
-	if err != nil {
-		return Edit{}, err
-	}
-	unlock, err := to.lock(ctx)
-	if err != nil {
-		return Edit{}, err
-	}
-	defer unlock()
-	if locked != nil {
-		if err := locked(); err != nil {
-			return Edit{}, err
-		}
-	}
-	r, err := to.rowsOf(ctx, []string{name}, key)
-	if err != nil {
-		return Edit{}, err
-	}
-	v, _ := (*view)(nil).with(r, time.Now())
-	made, err := v.edited(name, key, by)
-	switch {
-	case err != nil:
-		return Edit{}, err
-	case agreed != nil && (!sameOverride(made.Was, agreed.Was) || !sameOverride(made.Became, agreed.Became)):
-		return Edit{}, ErrChanged
-	case !made.Changes():
-		return made, nil
-	case made.Became == nil:
-		return made, to.unset(ctx, place{name, key})
-	}
-	return made, to.set(ctx, &Entry{Name: name, Key: key, Override: *made.Became})
 }
 
 // Forget removes a limit from the catalog, with all its overrides: for one that has left the

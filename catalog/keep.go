@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -14,58 +12,11 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Store is the part of a store by which edits keep what was used: a *pgstore.Store on the same
-// database and schema, or a *memstore.Store.
-type Store interface {
-	CheckEach(ctx context.Context, requests ...ratelimit.Request) ([]ratelimit.Status, error)
-	Rows(ctx context.Context, limit ratelimit.Limit, page ratelimit.Page) iter.Seq2[ratelimit.Status, error]
-	ReplaceTx(ctx context.Context, tx pgx.Tx, replacements ...ratelimit.Replacement) ([]ratelimit.Status, error)
-	ReplaceFunc(ctx context.Context, limit ratelimit.Limit, keys []string, do func(context.Context, pgx.Tx) error) error
-}
-
-const (
-	// keptAtOnce is how many keys of an edit for all keys are changed in one transaction.
-	keptAtOnce = 100
-
-	// leased is for how long nobody else completes what a process is at.
-	leased = 30 * time.Second
-
-	// mostTries is how often an edit begins anew, since another one was faster.
-	mostTries = 10
-)
+// mostTries is how often an edit begins anew, since another one was faster.
+const mostTries = 10
 
 // errAgain is the error of an edit that was decided by what has changed meanwhile.
 var errAgain = errors.New("the limit is being changed by somebody else")
-
-// Left is what is left of a key before an edit, and after it.
-type Left struct {
-	Before  float64       `json:"before"` // tokens
-	Of      float64       `json:"of"`     // the capacity
-	After   float64       `json:"after"`
-	AfterOf float64       `json:"afterOf"`
-	Within  time.Duration `json:"-"` // until all of it is there; 0 for at once
-}
-
-// String returns what is left in a line, such as "0 left of 50 → 950 left of 1,000".
-func (l *Left) String() string {
-	text := fmt.Sprintf("%s left of %s → %s left of %s", tokens(l.Before), tokens(l.Of), tokens(l.After), tokens(l.AfterOf))
-	if l.Within > 0 {
-		text += fmt.Sprintf(" (within %v)", l.Within)
-	}
-	return text
-}
-
-// tokens writes a number of tokens, rounded down to a thousandth.
-func tokens(v float64) string {
-	text := strconv.FormatFloat(v, 'f', -1, 64)
-	if whole := int64(v); float64(whole) != v {
-		return strconv.FormatFloat(v, 'f', 3, 64)
-	}
-	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
-		text = text[:i] + "," + text[i:]
-	}
-	return text
-}
 
 // within is the time after which all processes have read an edit. Programs with a longer Config.Every
 // than the default may take by the definition of before for longer.

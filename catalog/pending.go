@@ -10,6 +10,14 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
+const (
+	// keptAtOnce is how many keys of an edit for all keys are changed in one transaction.
+	keptAtOnce = 100
+
+	// leased is for how long nobody else completes what a process is at.
+	leased = 30 * time.Second
+)
+
 // pending is rows of a limit that have a mark: by what they are measured, until they are raised to
 // what holds.
 type pending struct {

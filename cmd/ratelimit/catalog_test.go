@@ -387,7 +387,7 @@ func TestCatalogKeepsWhatWasUsed(t *testing.T) {
 	}
 	raise := []string{"catalog", "set", "monthly", "acme", "--rate", "10000"}
 	const said = "0 left of 1,000 → 9,000 left of 10,000 (within 10s)"
-	wantIn(t, w.program(append(raise, "--dry-run")...).ok(t), said)
+	w.program(append(raise, "--dry-run")...).wantStatus(t, exitOK, said)
 	left(0)
 	wantIn(t, w.program(append(raise, "--yes")...).ok(t), "acme: "+said)
 	left(0)
