@@ -847,3 +847,36 @@ func TestCancelled(t *testing.T) {
 		t.Errorf("got %d", w.Code)
 	}
 }
+
+// A raise is told before it is agreed to, and what was used stays used, unless the box is ticked.
+func TestEditsKeepWhatWasUsed(t *testing.T) {
+	t.Parallel()
+	s := serve(t, editable, func(c *console.Config) {
+		var err error
+		c.Catalog, err = catalog.New(c.Pool, &catalog.Config{Schema: c.Schema, Store: c.Store, Logger: c.Logger})
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+	d := signUp.Definition()
+	s.must(s.store.Take(t.Context(), signUp.ForN("alice", d.Capacity-5)))
+	left := func(want float64) {
+		t.Helper()
+		s.must(s.catalog.Refresh(t.Context()))
+		statuses, err := s.store.CheckEach(t.Context(), s.catalog.ForN(signUp, "alice", 0))
+		s.must(err)
+		if statuses[0].Value != want {
+			t.Errorf("%v left, want %v", statuses[0].Value, want)
+		}
+	}
+	cut := url.Values{"name": {d.Name}, "key": {"alice"}, "action": {"set"}, "rate": {fmt.Sprint(d.Rate - 2)}}
+	_, page := s.post(cut)
+	s.wants(page, fmt.Sprintf("alice: 5 left of %v → 3 left of %v.", d.Rate, d.Rate-2))
+	s.agree(cut)
+	left(3)
+	asIs := url.Values{"name": {d.Name}, "key": {"alice"}, "action": {"set"}, "rate": {fmt.Sprint(d.Rate - 3)}, "as_is": {"yes"}}
+	_, page = s.post(asIs)
+	s.wants(page, "and leave what is left as it is")
+	s.agree(asIs)
+	left(3)
+}

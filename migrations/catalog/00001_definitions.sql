@@ -125,6 +125,20 @@ COMMENT ON COLUMN rate_limit_history.who IS
 COMMENT ON COLUMN rate_limit_history.name IS
     'The limit''s name; NULL when the table was truncated.';
 
+-- Rows of limits that are not measured by what holds yet: those with a mark. When it is due, and all
+-- processes have read the edit, any of them has these rows have what it gives them.
+CREATE TABLE rate_limit_pending (
+    id       uuid        NOT NULL DEFAULT gen_random_uuid() PRIMARY KEY,
+    name     text        COLLATE "C" NOT NULL,
+    key      text        COLLATE "C",
+    mark     timestamptz NOT NULL,
+    measured jsonb       NOT NULL,
+    due      timestamptz NOT NULL
+);
+
+COMMENT ON TABLE rate_limit_pending IS
+    'Edits that are under way: rows of the limit, or of its key, whose paused is a hundred years (36500 days) before mark are measured by the first of measured until due, and have been taken from by all of these.';
+
 -- A restore brings overrides before what they override, so all rows of a statement are there first.
 -- +goose StatementBegin
 CREATE FUNCTION rate_limit_definitions_check() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -253,6 +267,7 @@ CREATE TRIGGER rate_limit_history_replace BEFORE INSERT ON rate_limit_history
 -- +goose Down
 DROP TABLE rate_limit_definitions;
 DROP TABLE rate_limit_history;
+DROP TABLE rate_limit_pending;
 DROP FUNCTION rate_limit_definitions_check();
 DROP FUNCTION rate_limit_definitions_log();
 DROP FUNCTION rate_limit_definitions_turn();
