@@ -168,7 +168,7 @@ func TestTakeKnowsOneDefinition(t *testing.T) {
 // incomparable is a type of a program's own.
 type incomparable struct {
 	ratelimit.TokenBucket
-	tags []string
+	Tags []string
 }
 
 // wantOut takes n tokens for a transaction.
