@@ -33,6 +33,9 @@ type keeping struct {
 
 // holds returns the limits of a key before and after the edit.
 func (k *keeping) holds(key string, clock func() time.Time) (from, to ratelimit.Limit) {
+	if k.limit == nil {
+		return nil, nil
+	}
 	before := ratelimit.Request{Limit: k.limit, Key: key}
 	after := before
 	k.edit.before.choose(&before, clock)
@@ -197,7 +200,7 @@ func (c *Catalog) editOwn(ctx context.Context, name, key string, by *Override, a
 	}
 	err = again(func() error {
 		switch {
-		case c.config.Store == nil:
+		case c.config.Store == nil || agreed != nil && agreed.AsIs:
 			return c.alone(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
 				made, err = c.write(ctx, tx, name, key, by, agreed, nil)
 				return err
@@ -329,8 +332,7 @@ func (c *Catalog) keepAll(ctx context.Context, name string, by *Override, agreed
 	}
 	k.version, k.at, k.pending = version, unlike(at, known), known
 	own := &pending{}
-	if k.limit != nil {
-		from, to := k.holds(AllKeys, c.config.Clock)
+	if from, to := k.holds(AllKeys, c.config.Clock); k.limit != nil && changes(from, to) { // and not a mode
 		r := k.replacement(AllKeys, from, to, false)
 		if own = k.record(&r); r.By != nil {
 			err = c.begin(ctx, own, &k)
@@ -345,7 +347,7 @@ func (c *Catalog) keepAll(ctx context.Context, name string, by *Override, agreed
 	var made Edit
 	err = pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) (err error) {
 		made, err = c.write(ctx, tx, name, AllKeys, by, agreed, func() error { return c.unchanged(ctx, tx, &k) })
-		if err == nil && k.limit != nil && len(own.by) > 0 {
+		if err == nil && len(own.by) > 0 {
 			if err = c.putOff(ctx, tx, own, c.within()); err == nil {
 				_, err = tx.Exec(ctx, c.table.sql(dropPending), name, nil, own.mark) // their rows are marked anew
 			}

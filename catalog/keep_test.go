@@ -283,7 +283,12 @@ SELECT 'monthly', 'k' || lpad(i::text, 6, '0'), 0, i % 101, '2026-05-01Z' FROM g
 			t.Error("it was not killed on the way")
 		}
 	}
+	must(t, errOf(k.Set(t.Context(), "monthly", catalog.AllKeys, catalog.Override{Mode: ratelimit.ModeEnforce})))
 	marked := `SELECT count(*) FROM ` + db.Schema + `.rate_limits WHERE paused IS NOT NULL`
+	var pending int
+	if must(t, db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM "+db.Schema+".rate_limit_pending").Scan(&pending)); pending != 0 {
+		t.Error("a kill switch has looked at all rows")
+	}
 	set := func(ctx context.Context) error {
 		return errOf(newKeeper(t, db, clock.now).Set(ctx, "monthly", catalog.AllKeys, catalog.Override{Rate: 300}))
 	}
