@@ -74,6 +74,10 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	if err != nil || err2 != nil || full.OK {
 		t.Fatal(permit, full, err, err2)
 	}
+	var exceedsLimit *ExceedsLimitError
+	if _, err := store.Permits().Acquire(t.Context(), calls.ForN(leak.Key, 2)); !errors.As(err, &exceedsLimit) {
+		t.Fatal(err)
+	}
 	values := map[string]any{
 		"Kind": KindTokenBucket, "Definition": api.Definition(), "TokenBucket": api, "SlidingWindow": other,
 		"FixedWindow":          []any{FixedWindow{Name: "w", Rate: 1, Period: time.Hour}, FixedWindow{Name: "q", Rate: 1, Every: Month}},
@@ -89,7 +93,9 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		"ExceedsCapacityError": exceeds,
 		"RefusedError":         refused.Err(),
 		"InFlight":             InFlight{Name: "calls", Limit: 1},
-		"PermitRequest":        calls.For(leak.Key),
+		"PermitRequest":        []any{calls.For(leak.Key), calls.ForN(leak.Key, 3).And(calls.For(leak.Key + "2"))},
+		"PermitNumber":         PermitNumber{Number: 1, Fence: 1},
+		"ExceedsLimitError":    exceedsLimit,
 		"Permit":               []any{permit, &permit, full},
 		"FullError":            full.Err(),
 		"Event":                events(t, both),
@@ -115,7 +121,7 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	leak.Errors(t, ".", map[string]leak.Provoked{
 		"ErrInvalid": {Is: ErrInvalid, Err: badKey}, "FieldError": {Err: twice},
 		"ErrExceedsCapacity": {Is: ErrExceedsCapacity, Err: never}, "ExceedsCapacityError": {Err: never},
-		"ErrRefused": {Is: ErrRefused, Err: refused.Err()}, "RefusedError": {Err: refused.Err()}, "FullError": {Err: full.Err()},
+		"ErrRefused": {Is: ErrRefused, Err: refused.Err()}, "RefusedError": {Err: refused.Err()}, "FullError": {Err: full.Err()}, "ExceedsLimitError": {Err: exceedsLimit},
 		"ErrSettled": {Is: ErrSettled, Err: settled}, "ErrLeaseLost": {Is: ErrLeaseLost, Err: lost}, "WaitError": {Err: waited},
 	})
 

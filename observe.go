@@ -277,7 +277,9 @@ func (e *Event) keys() (keys []string) {
 		keys = append(keys, r.Key)
 	}
 	if e.Permit != nil {
-		keys = append(keys, e.Permit.Key)
+		for _, p := range e.Permit.Parts() {
+			keys = append(keys, p.Key)
+		}
 	}
 	return keys
 }

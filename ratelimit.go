@@ -160,6 +160,30 @@ type Page struct {
 	Most int
 }
 
+// A Replacement is for package catalog, which has a store measure the rows of a key by another
+// definition, so that what was used stays used.
+type Replacement struct {
+	Key      string
+	From, To Limit // by what the rows are measured, and by what afterwards
+
+	// By is what they are measured by in place of To, until all processes take by To. They are marked
+	// with an instant, and found by it in Marked. A row that is paused is not.
+	By   Limit
+	Mark time.Time
+
+	// Marked is how rows are measured that have a mark, in place of From; with Only, all others stay
+	// as they are.
+	Marked []Marked
+	Only   bool
+}
+
+// Marked is rows that have a mark: they were measured by the first of some limits then, and have been
+// taken from by all of them since.
+type Marked struct {
+	Mark time.Time
+	By   []Limit
+}
+
 // Result is the answer to allow, reserve, check and settle.
 //
 // A refusal is a result and not an error, so that it does not roll back a

@@ -48,6 +48,7 @@ const (
 	oursTxLong   = "ours, before the transaction, escrow 1 s"
 	oursTx32     = "ours, in the transaction, 32 shards"
 	oursTx8      = "ours, in the transaction, 8 shards"
+	oursBatch    = "ours, in the batch of the work"
 
 	noLimit        = "no limit"
 	bareUpsert     = "no limit, but an upsert of a row of its own"
@@ -77,6 +78,7 @@ var implementations = map[string]opener{
 	oursTxLong:   openOursTx(1, time.Second),
 	oursTx32:     openOursTx(32, 0),
 	oursTx8:      openOursTx(8, 0),
+	oursBatch:    openOursBatch,
 
 	noLimit:        openNoLimit,
 	bareUpsert:     openBareUpsert,
@@ -87,7 +89,7 @@ var implementations = map[string]opener{
 // oursAll are the implementations that are this library.
 var oursAll = map[string]bool{
 	oursCombined: true, oursEscrow: true, oursHasty: true, oursPortable: true, portableEscrow: true, oneUpsert: true,
-	oursTxEscrow: true, oursTxLong: true, oursTx: true, oursTx32: true, oursTx8: true,
+	oursTxEscrow: true, oursTxLong: true, oursTx: true, oursTx32: true, oursTx8: true, oursBatch: true,
 }
 
 // needsRedis are those that do not run without it.
@@ -181,10 +183,10 @@ func allCases(levels []int) []testCase {
 		goRedisLua, rueidisLua,
 	}
 	refused := []string{oursEscrow, oursCombined, oursPortable, portableEscrow, forUpdate, goRedisLua, rueidisLua, harness}
-	inTx := []string{noLimit, bareUpsert, oursTxEscrow, oursTx, oursTx32, forUpdateTx, serializableTx}
+	inTx := []string{noLimit, bareUpsert, oursTxEscrow, oursTx, oursBatch, oursTx32, forUpdateTx, serializableTx}
 	exact := []string{
 		oursCombined, oursEscrow, oursHasty, oursPortable, portableEscrow, oneUpsert,
-		oursTxEscrow, oursTx, oursTx8, // a shard needs a capacity of one
+		oursTxEscrow, oursTx, oursBatch, oursTx8, // a shard needs a capacity of one
 		forUpdate, serializable, forUpdateTx, serializableTx, readCommitted,
 		goRedisLua, rueidisLua,
 	}

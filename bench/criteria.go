@@ -85,6 +85,7 @@ var criteria = []struct {
 	{"Transactions that share a row go on at the pace of a lone one, in turn, and none runs again", txOneKey, busy, oursTx, oursTx, pace, 0.85, 0, 1},
 	{"", txOneKey, busy, oursTx, "", retries, 0, 0, 0},
 	{"", txOneKey, busy, oursTx, oursTx, inTurn, 0, 2, 1},
+	{"A take in the batch of the work leaves transactions on many keys most of their pace", tx10k, busy, oursBatch, noLimit, pace, 0.9, 0, 0},
 	{"A flood that is refused from memory is two million a second, and the server is seldom asked", refusedOneKey, busy, oursEscrow, "", perSecond, 2e6, 0, 0},
 	{"", refusedOneKey, busy, oursEscrow, "", statements, 0, mostAsked, 0},
 	{"The table stays small: its updates are HOT, and it does not go on growing", churnOneKey, busy, oursCombined, "", hot, 99, 0, 0},

@@ -78,6 +78,7 @@ var looks = []struct {
 	{serializable, look{silver, draw.CrossGlyph{}, dashed, 1.2}},
 	{oursTxEscrow, look{sky, draw.PyramidGlyph{}, nil, 2.5}},
 	{oursTx, look{blue, draw.BoxGlyph{}, nil, 2.5}},
+	{oursBatch, look{blue, draw.RingGlyph{}, nil, 2.5}},
 	{oursTx32, look{navy, draw.CircleGlyph{}, nil, 2.5}},
 	{noLimit, look{black, draw.RingGlyph{}, dotted, 1.2}},
 	{bareUpsert, look{grey, draw.RingGlyph{}, dotted, 1.2}},

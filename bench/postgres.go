@@ -274,6 +274,31 @@ func openOursTx(shards int, escrow time.Duration) opener {
 	}
 }
 
+// openOursBatch is the work and the take in one batch, which a pool sends as one transaction, at READ
+// COMMITTED: nobody runs again, and refusals, which make pgx prepare again, are not what it is for.
+func openOursBatch(ctx context.Context, e *env, w workload) (contender, error) {
+	if err := e.postgres.fillOurs(ctx, w); err != nil {
+		return contender{}, err
+	}
+	store, err := pgstore.New(e.postgres.many, nil)
+	if err != nil {
+		return contender{}, err
+	}
+	decide := func(ctx context.Context, key string) (bool, error) {
+		var batch pgx.Batch
+		batch.Queue(workSQL, key)
+		if _, err := store.QueueTake(&batch, w.limit.For(key)); err != nil {
+			return false, err
+		}
+		err := e.postgres.many.SendBatch(ctx, &batch).Close()
+		if errors.Is(err, ratelimit.ErrRefused) {
+			return false, nil
+		}
+		return err == nil, err
+	}
+	return contender{decide: decide, close: store.Close}, nil
+}
+
 // openNoLimit is the transaction and its work alone.
 func openNoLimit(_ context.Context, e *env, _ workload) (contender, error) {
 	decide := func(ctx context.Context, key string) (bool, error) {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"math/rand/v2"
 	"reflect"
 	"slices"
 	"strings"
@@ -34,8 +33,14 @@ type Config struct {
 	// connection's search_path.
 	Schema string
 
-	// Every is how often [Catalog.Run] looks for changes. The default is 5 seconds.
+	// Every is how often [Catalog.Run] looks for changes. The default is 5 seconds. A raise is
+	// complete after ten seconds, or twice the Every of who makes it: a process that looks more rarely
+	// may cut it back to the capacity of before.
 	Every time.Duration
+
+	// Store changes rows as their limits are edited, so that what was used stays used, and has
+	// [Catalog.Run] complete raises. Without one an edit leaves rows as they are.
+	Store Store
 
 	// Timeout bounds a statement without a deadline in its context. The default is 5 seconds.
 	Timeout time.Duration
@@ -252,28 +257,6 @@ func (c *Catalog) bounded(ctx context.Context) (context.Context, context.CancelF
 		return ctx, func() {}
 	}
 	return context.WithTimeout(ctx, c.config.Timeout)
-}
-
-// Run refreshes every Config.Every, spread by a tenth, until ctx ends. It begins at once, if
-// nothing has been read yet. Faults are told to the logger, and by [Catalog.Age].
-func (c *Catalog) Run(ctx context.Context) {
-	if c.usable() != nil {
-		return
-	}
-	if c.view.Load() == nil {
-		_ = c.Refresh(ctx)
-	}
-	for {
-		spread := c.config.Every/10 + 1
-		timer := time.NewTimer(c.config.Every - spread/2 + rand.N(spread))
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return
-		case <-timer.C:
-			_ = c.Refresh(ctx) // which tells the logger
-		}
-	}
 }
 
 // Ready is [ErrNotReady], with the reason if there is one, until the Catalog has been read

@@ -590,6 +590,7 @@ func TestRowsByHand(t *testing.T) {
 	ctx := t.Context()
 	c, l := newCatalog(t, db)
 	must(t, c.Publish(ctx, api, signUp, strict))
+	must(t, c.PublishInFlight(ctx, calls))
 	for words, sql := range map[string]string{
 		`constraint "rate must`:                   "(name, key, rate) VALUES ('api', 'a', -1)",
 		`constraint "rate  must`:                  "(name, key, rate) VALUES ('api', 'a', 'NaN')",
@@ -611,6 +612,7 @@ func TestRowsByHand(t *testing.T) {
 		`constraint "name must`:                   "(name, kind, rate, period, max_reserved, shards) VALUES ('', 'token bucket', 5, '1 s', 1, 1)",
 		`no program has published a limit "apu"`:  "(name, key, rate) VALUES ('apu', 'a', 5)",
 		`whose capacity is its rate`:              "(name, key, capacity) VALUES ('strict', 'a', 5)",
+		`of which none is in mode shadow`:         "(name, mode) VALUES ('calls', 'shadow')",
 		`is a token bucket, which has no slots`:   "(name, key, slots) VALUES ('api', 'a', 5)",
 		`constraint "rate_limit_definitions_all"`: "(name, rate) VALUES ('api', 1), ('api', 2)",
 		`constraint "rate_limit_definitions_key"`: "(name, key, rate) VALUES ('api', 'a', 1), ('api', 'a', 2)",

@@ -20,9 +20,10 @@
 //	VALUES ('send_message', 'alice', 100, 200, now() + interval '2 days', 'moving house');
 //
 // [Catalog.For] makes the request with the limit of a key, by a look-up in memory. It only
-// chooses the definition: the store decides, as ever. A row of a limit holds no rate, so a
-// changed definition fills nothing up. A larger capacity is filled as time passes, a smaller
-// one holds from the next call on, and a new rate counts from the row's last instant on.
+// chooses the definition: the store decides, as ever. With a [Config.Store] edits keep what was used.
+// Otherwise, as a row of a limit holds no rate, a changed definition fills nothing up: a larger
+// capacity is filled as time passes, a smaller one holds from the next call on, and a new rate counts
+// from the row's last instant on.
 // (Tokens that a process holds by pgstore's Config.Escrow are handed out to their end.)
 //
 // The table is made by the set [migrations.Catalog] of package migrations, beside that of the

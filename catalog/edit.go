@@ -12,26 +12,6 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// alone runs do in a transaction of its own, and has this process see its changes at once.
-func (c *Catalog) alone(ctx context.Context, do func(context.Context, pgx.Tx) error) error {
-	if err := c.usable(); err != nil {
-		return err
-	}
-	ctx, cancel := c.bounded(ctx)
-	defer cancel()
-	var err error
-	if c.memory != nil {
-		err = do(ctx, nil)
-	} else {
-		err = pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error { return do(ctx, tx) })
-	}
-	if err != nil {
-		return err
-	}
-	_ = c.Refresh(ctx) // the change is committed; another reading will see it
-	return nil
-}
-
 // Publish writes the definitions of a program's limits into the catalog, those that differ, and
 // reads it: for the program's start. It changes no override. Of several programs or versions
 // that publish a name, the last one wins, for the views; each program goes by its own
@@ -113,29 +93,34 @@ func (c *Catalog) publish(ctx context.Context, tx pgx.Tx, all []published) error
 // this process when Set returns, and in others once they have looked. The Edit says what the
 // override was, and what it became; see also [Catalog.Preview].
 //
+// With a [Config.Store] what was used stays used, and the Edit says what is Left: a cut takes from the
+// rows of the key at once, and a raise gives them as much more once all processes know of it, after ten
+// seconds; see [Catalog.Complete]. For all keys that is done in batches, which may take long: of a
+// context that ends meanwhile, nothing is left after half a minute. Without one, rows stay as they are.
+//
 // What the override becomes must fit the published definition, and replace something:
 // otherwise the error is [ratelimit.ErrInvalid]. It is [ErrUnknown] if no program has published
 // the limit. Other errors are [ErrNotMigrated], and those of PostgreSQL and pgx. Then nothing is
 // changed.
 func (c *Catalog) Set(ctx context.Context, name, key string, o Override) (Edit, error) {
-	return c.edit(ctx, name, key, &o)
+	return c.editOwn(ctx, name, key, &o, nil)
 }
 
 // SetTx is [Catalog.Set] inside tx: it holds once that has committed, and processes, this one
-// too, have looked. Until then no other edit begins.
+// too, have looked. Until then no other edit begins. With a [Config.Store] it is not for [AllKeys].
 func (c *Catalog) SetTx(ctx context.Context, tx pgx.Tx, name, key string, o Override) (Edit, error) {
-	return c.write(ctx, tx, name, key, &o, nil)
+	return c.keepTx(ctx, tx, name, key, &o)
 }
 
 // Unset removes the override of a limit for one key, or for [AllKeys], so that the definition is
 // that of the code again, or of the override for all keys. Edit.Was is nil if there was none.
 func (c *Catalog) Unset(ctx context.Context, name, key string) (Edit, error) {
-	return c.edit(ctx, name, key, nil)
+	return c.editOwn(ctx, name, key, nil, nil)
 }
 
 // UnsetTx is [Catalog.Unset] inside tx.
 func (c *Catalog) UnsetTx(ctx context.Context, tx pgx.Tx, name, key string) (Edit, error) {
-	return c.write(ctx, tx, name, key, nil, nil)
+	return c.keepTx(ctx, tx, name, key, nil)
 }
 
 // Preview returns what Set would do at this moment, or Unset if o is nil, and changes nothing. It
@@ -144,61 +129,29 @@ func (c *Catalog) Preview(ctx context.Context, name, key string, o *Override) (E
 	if err := c.Refresh(ctx); err != nil {
 		return Edit{}, err
 	}
-	v := c.view.Load()
-	return v.edited(name, key, o)
+	k, err := c.planned(c.view.Load(), name, key, o, nil)
+	if err != nil || k.limit == nil || key == AllKeys {
+		return k.edit, err
+	}
+	if from, to := k.holds(key, c.config.Clock); changes(from, to) {
+		statuses, err := c.config.Store.CheckEach(ctx, from.ForN(key, 0))
+		if err != nil {
+			return Edit{}, err
+		}
+		k.edit.Left = k.left(&statuses[0], to, c.within())
+	}
+	return k.edit, nil
 }
 
 // Apply makes an edit that Preview has returned, once somebody has agreed to it. It is
 // [ErrChanged], and changes nothing, if the override is not what it was any more. Other errors
 // are those of Set.
 func (c *Catalog) Apply(ctx context.Context, e *Edit) error {
-	return c.alone(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := c.write(ctx, tx, e.Name, e.Key, e.by, e)
-		return err
-	})
-}
-
-// edit makes an edit in a transaction of its own.
-func (c *Catalog) edit(ctx context.Context, name, key string, by *Override) (made Edit, err error) {
-	err = c.alone(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
-		made, err = c.write(ctx, tx, name, key, by, nil)
-		return err
-	})
-	if err != nil {
-		return Edit{}, err
+	made, err := c.editOwn(ctx, e.Name, e.Key, e.by, e)
+	if err == nil {
+		e.Left = made.Left
 	}
-	return made, nil
-}
-
-// write reads the rows of an edit, once no other edit is under way, and writes what it makes of
-// them; as agreed, unless that is nil.
-func (c *Catalog) write(ctx context.Context, tx pgx.Tx, name, key string, by *Override, agreed *Edit) (Edit, error) {
-	to, err := c.writer(ctx, tx)
-	if err != nil {
-		return Edit{}, err
-	}
-	unlock, err := to.lock(ctx)
-	if err != nil {
-		return Edit{}, err
-	}
-	defer unlock()
-	r, err := to.rowsOf(ctx, []string{name}, key)
-	if err != nil {
-		return Edit{}, err
-	}
-	v, _ := (*view)(nil).with(r, time.Now())
-	made, err := v.edited(name, key, by)
-	switch {
-	case err != nil:
-		return Edit{}, err
-	case agreed != nil && (!sameOverride(made.Was, agreed.Was) || !sameOverride(made.Became, agreed.Became)):
-		return Edit{}, ErrChanged
-	case !made.Changes():
-		return made, nil
-	case made.Became == nil:
-		return made, to.unset(ctx, place{name, key})
-	}
-	return made, to.set(ctx, &Entry{Name: name, Key: key, Override: *made.Became})
+	return err
 }
 
 // Forget removes a limit from the catalog, with all its overrides: for one that has left the

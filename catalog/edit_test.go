@@ -300,6 +300,25 @@ func TestOneChangeOfMany(t *testing.T) {
 	}
 }
 
+// However many changes there are, the next one reads few of them.
+func TestAnotherOfManyChanges(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	c, _ := newCatalog(t, db)
+	must(t, c.Publish(t.Context(), api))
+	const many = 300
+	var read int
+	must(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), inSchema(db, "INSERT INTO rate_limit_definitions (name, key, rate) SELECT 'api', i::text, 5 FROM generate_series(1, $1::int) AS i"), many); err != nil {
+			return err
+		}
+		return tx.QueryRow(t.Context(), inSchema(db, "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = 'rate_limit_history'::regclass")).Scan(&read)
+	}))
+	if read > 4*many {
+		t.Errorf("%d changes read %d of the others", many, read)
+	}
+}
+
 // The catalog is read and written alike under any DateStyle, in all of pgx's modes.
 func TestDateStyles(t *testing.T) {
 	pgtest.Long(t)

@@ -187,6 +187,9 @@ func TestViewOfPermits(t *testing.T) {
 	}
 	edited(t)(c.Set(ctx, "calls", catalog.AllKeys, catalog.Override{Mode: ratelimit.ModeRefuse}))
 	edited(t)(c.Set(ctx, "calls", "b", catalog.Override{AtOnce: 1, Lease: time.Hour, Mode: ratelimit.ModeEnforce}))
+	// A mode that is left from when the limit was of another kind.
+	exec(t, db, "ALTER TABLE rate_limit_definitions DISABLE TRIGGER USER")
+	exec(t, db, "UPDATE rate_limit_definitions SET mode = 'shadow' WHERE key = 'b'")
 	rows, err := db.Pool.Query(ctx, inSchema(db, "SELECT name, key, at_once, held, not_before, until, overridden, mode FROM rate_limits_in_flight"))
 	must(t, err)
 	var (

@@ -10,6 +10,7 @@ import (
 
 // memory is the catalog in memory.
 type memory struct {
+	keeping   sync.Mutex // of one edit that changes rows
 	editing   sync.Mutex // of one edit, which reads and writes
 	mu        sync.Mutex // of all that follows
 	published map[string]published

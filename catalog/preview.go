@@ -32,6 +32,13 @@ type Edit struct {
 	// definition: "Rate", "Capacity", "MaxReserved", "AtOnce", or "Mode" if it is refuse.
 	Lower []string
 
+	// Left is what is left of the key before and afterwards; nil for all keys, without a
+	// [Config.Store], and if it does not change.
+	Left *Left
+
+	// AsIs has [Catalog.Apply] leave the rows as they are, also with a [Config.Store].
+	AsIs bool
+
 	by            *Override // nil to remove it
 	before, after *view     // of Preview, for Resolve
 }
@@ -110,6 +117,9 @@ func (e *Entry) checkEdit(by *Override, p *published) error {
 	}
 	if err := e.check(p); err != nil {
 		return err
+	}
+	if !e.replaces() && *by == (Override{Switch: by.Switch}) {
+		return bad("Override", "", "there is none to turn on or off")
 	}
 	if !e.replaces() {
 		return bad("Override", "", "would replace no field of the limit: remove it, or name one")

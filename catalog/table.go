@@ -40,7 +40,8 @@ func newTable(pool *pgxpool.Pool, schema string) *table {
 	in := func(name string) string { return pgx.Identifier{schema, name}.Sanitize() }
 	return &table{pool, in("rate_limit_definitions"), strings.NewReplacer(
 		"rate_limit_definitions AS", in("rate_limit_definitions")+" AS",
-		"rate_limit_history AS", in("rate_limit_history")+" AS")}
+		"rate_limit_history AS", in("rate_limit_history")+" AS",
+		"rate_limit_pending AS", in("rate_limit_pending")+" AS")}
 }
 
 func (t *table) sql(text string) string { return t.names.Replace(text) }

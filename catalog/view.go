@@ -327,7 +327,7 @@ func (v *view) inFlight(limit ratelimit.InFlight, key string, clock func() time.
 	}
 	mode, until := modeOf(own, all)
 	switch mode {
-	case ratelimit.ModeShadow: // by hand, in SQL
+	case ratelimit.ModeShadow: // of when it was of another kind
 		limit.Mode = ratelimit.ModeEnforce
 	case ratelimit.ModeEnforce, ratelimit.ModeRefuse:
 		limit.Mode, limit.RefusedUntil = mode, until

@@ -68,22 +68,22 @@ var actions = map[string]func(ctx context.Context, s *site, t target, form url.V
 		if err != nil {
 			return action{}, err
 		}
-		return s.edit(ctx, t, &o)
+		return s.edit(ctx, t, form, &o)
 	},
-	"on": func(ctx context.Context, s *site, t target, _ url.Values) (action, error) {
-		return s.edit(ctx, t, &catalog.Override{Switch: catalog.On})
+	"on": func(ctx context.Context, s *site, t target, form url.Values) (action, error) {
+		return s.edit(ctx, t, form, &catalog.Override{Switch: catalog.On})
 	},
-	"off": func(ctx context.Context, s *site, t target, _ url.Values) (action, error) {
-		return s.edit(ctx, t, &catalog.Override{Switch: catalog.Off})
+	"off": func(ctx context.Context, s *site, t target, form url.Values) (action, error) {
+		return s.edit(ctx, t, form, &catalog.Override{Switch: catalog.Off})
 	},
-	"unset": func(ctx context.Context, s *site, t target, _ url.Values) (action, error) {
-		return s.edit(ctx, t, nil)
+	"unset": func(ctx context.Context, s *site, t target, form url.Values) (action, error) {
+		return s.edit(ctx, t, form, nil)
 	},
 }
 
 // edit returns the action of an edit of the catalog, or of the removal of an override. What grants
 // less than the program has published is asked for once more.
-func (s *site) edit(ctx context.Context, t target, by *catalog.Override) (action, error) {
+func (s *site) edit(ctx context.Context, t target, form url.Values, by *catalog.Override) (action, error) {
 	key := t.key
 	if t.all {
 		key = catalog.AllKeys
@@ -95,9 +95,19 @@ func (s *site) edit(ctx context.Context, t target, by *catalog.Override) (action
 	if err != nil {
 		return action{}, err
 	}
-	a := ask("Change the override of "+t.String()+": "+inspect.Edit(&edit), func(ctx context.Context) error {
+	text := "Change the override of " + t.String() + ": " + inspect.Edit(&edit)
+	if edit.AsIs = form.Get("as_is") != ""; edit.AsIs {
+		text += ", and leave what is left as it is"
+	}
+	a := ask(text, func(ctx context.Context) error {
+		if t.all { // of many keys, whose rows are changed in batches
+			ctx = context.WithoutCancel(ctx)
+		}
 		return s.desk.Catalog.Apply(ctx, &edit)
 	})
+	if edit.Left != nil && !edit.AsIs { // which may be another when it is agreed to
+		a.note = visible.Text(t.key) + ": " + edit.Left.String() + "."
+	}
 	if lower := inspect.Lower(&edit); lower != "" {
 		a.asks = append(a.asks, "Go on although "+lower)
 	}

@@ -472,6 +472,13 @@ func TestWhatThePageOffers(t *testing.T) {
 	if page := s.get(200, "/key", "name", "api", "key", "192.0.2.1/32"); strings.Contains(page, "another shape") {
 		t.Error("a key of the limit's is said to be none")
 	}
+	if _, err := s.store.Permits().Acquire(t.Context(), ratelimit.InFlight{Name: "at once", Limit: 2}.For("198.51.100.7/32")); err != nil {
+		t.Fatal(err)
+	}
+	s.wants(s.get(200, "/permits", "name", "at once", "key", "192.0.2.1"), "such as 198.51.100.7/32 (IPv4/32), and this is another shape (address): write 192.0.2.1/32.")
+	if page := s.get(200, "/permits", "name", "at once", "key", "192.0.2.1/32"); strings.Contains(page, "another shape") {
+		t.Error("a key of the limit of how many at once is said to be none")
+	}
 }
 
 // Bad input is answered with what is wrong with it, and changes nothing.
@@ -490,12 +497,12 @@ func TestBadChanges(t *testing.T) {
 		{400, "for &#34;&#34;: must be a duration", []string{"action", "pause"}},
 		{400, "for -1h0m0s: must be positive", []string{"action", "pause", "for", "-1h"}},
 		{400, "rate &#34;fast&#34;", []string{"action", "set", "rate", "fast"}},
-		{400, "Rate", []string{"action", "set", "rate", "-1"}},
+		{400, "<p class=\"no\">ratelimit: limit &#34;api&#34;: Rate -1: must not be negative</p>\n", []string{"action", "set", "rate", "-1"}},
 		{400, "must be enforce, shadow or refuse", []string{"action", "set", "mode", "on"}},
 		{400, "period &#34;month&#34;", []string{"action", "set", "period", "month"}},
 		{400, "rate &#34;0&#34;: must not be 0", []string{"action", "set", "rate", "0", "note", "n"}},
 		{400, "names no field", []string{"action", "set"}},
-		{400, "would replace no field", []string{"action", "off"}},
+		{400, "there is none to turn on or off", []string{"action", "off"}},
 		{400, "is so already", []string{"action", "unset"}},
 		{400, "Key", []string{"action", "set", "rate", "5", "key", strings.Repeat("k", 3000)}},
 		{400, "key", []string{"action", "set", "rate", "5", "key", catalog.AllKeys}},
@@ -839,4 +846,37 @@ func TestCancelled(t *testing.T) {
 	if w.Code != http.StatusServiceUnavailable {
 		t.Errorf("got %d", w.Code)
 	}
+}
+
+// A raise is told before it is agreed to, and what was used stays used, unless the box is ticked.
+func TestEditsKeepWhatWasUsed(t *testing.T) {
+	t.Parallel()
+	s := serve(t, editable, func(c *console.Config) {
+		var err error
+		c.Catalog, err = catalog.New(c.Pool, &catalog.Config{Schema: c.Schema, Store: c.Store, Logger: c.Logger})
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+	d := signUp.Definition()
+	s.must(s.store.Take(t.Context(), signUp.ForN("alice", d.Capacity-5)))
+	left := func(want float64) {
+		t.Helper()
+		s.must(s.catalog.Refresh(t.Context()))
+		statuses, err := s.store.CheckEach(t.Context(), s.catalog.ForN(signUp, "alice", 0))
+		s.must(err)
+		if statuses[0].Value != want {
+			t.Errorf("%v left, want %v", statuses[0].Value, want)
+		}
+	}
+	cut := url.Values{"name": {d.Name}, "key": {"alice"}, "action": {"set"}, "rate": {fmt.Sprint(d.Rate - 2)}}
+	_, page := s.post(cut)
+	s.wants(page, fmt.Sprintf("alice: 5 left of %v → 3 left of %v.", d.Rate, d.Rate-2))
+	s.agree(cut)
+	left(3)
+	asIs := url.Values{"name": {d.Name}, "key": {"alice"}, "action": {"set"}, "rate": {fmt.Sprint(d.Rate - 3)}, "as_is": {"yes"}}
+	_, page = s.post(asIs)
+	s.wants(page, "and leave what is left as it is")
+	s.agree(asIs)
+	left(3)
 }

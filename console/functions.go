@@ -6,6 +6,7 @@ import (
 	"math"
 	"net/url"
 	"strconv"
+	"strings"
 
 	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/inspect"
@@ -19,6 +20,7 @@ var functions = template.FuncMap{
 	"span":    inspect.Span,
 	"period":  inspect.Period,
 	"text":    visible.Text,
+	"lines":   func(text string) []string { return strings.Split(text, "\n") }, // of which each fault has one
 	"by":      func(c catalog.Change) string { return inspect.By(&c) },
 	"percent": func(share float64) string { return strconv.FormatFloat(math.Round(share*100), 'f', 0, 64) + " %" },
 	"json":    func(text []byte) string { return visible.Text(string(text)) },

@@ -133,6 +133,7 @@ type permitsPage struct {
 	Key       string // one key only, unless it is ""
 	One       bool
 	Form      overrideForm // of that key
+	Unlike    []inspect.Unlike
 	Keys      []permitKey
 	Next      string // the last of the keys, if there may be more; else ""
 }
@@ -163,6 +164,9 @@ func (s *site) permits(ctx context.Context, r *http.Request) (*view, error) {
 		p.Form = newForm(nil, &limit, nil)
 		if e, ok := s.desk.Catalog.Override(limit.Name, p.Key); ok {
 			p.Form = newForm(nil, &limit, &e)
+		}
+		if p.Unlike, err = s.desk.Unlike(ctx, limit.Name, p.Key); err != nil {
+			return nil, err
 		}
 	} else if keys, err = s.desk.PermitKeys(ctx, limit.Name, ratelimit.Page{Prefix: p.Prefix, After: r.FormValue("after"), Most: perPage}); err != nil {
 		return nil, err

@@ -18,12 +18,13 @@ type Counts struct {
 	Rows      int64 `json:"rows"`      // of rate_limits, of all limits, permits and gates too
 	Overrides int64 `json:"overrides"` // of rate_limit_definitions
 	Changes   int64 `json:"changes"`   // of rate_limit_history
+	Pending   int64 `json:"pending"`   // of rate_limit_pending
 	Refusals  int64 `json:"refusals"`  // of rate_limit_refusals
 }
 
 // String returns the counts in a line.
 func (c Counts) String() string {
-	return fmt.Sprintf("rows of limits: %d, overrides: %d, changes in the history: %d, refusals: %d", c.Rows, c.Overrides, c.Changes, c.Refusals)
+	return fmt.Sprintf("rows of limits: %d, overrides: %d, changes in the history: %d, edits under way: %d, refusals: %d", c.Rows, c.Overrides, c.Changes, c.Pending, c.Refusals)
 }
 
 // tables are those that have keys: how rows are found in each, and how they are erased.
@@ -46,6 +47,7 @@ var tables = []struct {
 		`UPDATE TABLE AS t SET at = DEFAULT, role = DEFAULT, who = DEFAULT, name = NULL, key = NULL, was = NULL, became = '{"erased": true}'
 WHERE t.version = (SELECT max(n.version) FROM TABLE AS n WHERE n.key = ANY ($1::text[]))`, remove,
 	}, func(c *Counts) *int64 { return &c.Changes }},
+	{"rate_limit_pending", byKey, []string{remove}, func(c *Counts) *int64 { return &c.Pending }},
 	{"rate_limit_refusals", byKey, []string{remove}, func(c *Counts) *int64 { return &c.Refusals }},
 }
 

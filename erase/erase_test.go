@@ -80,7 +80,8 @@ func TestErase(t *testing.T) {
 	must(t, err)
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Observe: refused.Observe})
 	must(t, err)
-	c := newCatalog(t, db)
+	c, err := catalog.New(db.Pool, &catalog.Config{Schema: db.Schema, Store: store})
+	must(t, err)
 	must(t, c.Publish(ctx, api, strict))
 	must(t, c.PublishInFlight(ctx, exports))
 	const person = "ann@example.com"
@@ -91,7 +92,7 @@ func TestErase(t *testing.T) {
 		if permit, err := store.Permits().Acquire(ctx, exports.For(key)); err != nil || !permit.OK {
 			t.Fatal(permit, err)
 		}
-		for _, o := range []catalog.Override{{Rate: 5, Note: "for " + key}, {Rate: 6}} {
+		for _, o := range []catalog.Override{{Rate: 5, Note: "for " + key}, {Rate: 6, Capacity: 40}} {
 			_, err := c.Set(ctx, "api", key, o)
 			must(t, err)
 		}
@@ -100,7 +101,7 @@ func TestErase(t *testing.T) {
 	if in, columns := found(t, db, person); len(in) < 6 || columns < 30 {
 		t.Fatalf("the key is in %q of %d columns, want it in all tables", in, columns)
 	}
-	want := erase.Counts{Rows: 3, Overrides: 1, Changes: 2, Refusals: 1}
+	want := erase.Counts{Rows: 3, Overrides: 1, Changes: 2, Pending: 1, Refusals: 1}
 	if got, err := inTx(t, db, func(tx pgx.Tx) (erase.Counts, error) { return erase.Count(ctx, tx, db.Schema, person) }); err != nil || got != want {
 		t.Errorf("counted %+v, %v, want %+v", got, err, want)
 	}

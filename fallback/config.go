@@ -103,9 +103,9 @@ var (
 	// ErrSilent is a [SilentError]. Its class is "silent".
 	ErrSilent error = &fault{watch.Silent, "the database is silent"}
 
-	// ErrBusy is the error of a call that met its deadline while all connections of the pool were in
-	// use. The time-out is within reach as well. Give the limits a pool of their own. Its class is
-	// "pool_in_use".
+	// ErrBusy is the error of a call that met its deadline while the application had all connections
+	// of the pool in use, as the store's method PoolInUse says. The time-out is within reach as well.
+	// Give the limits a pool of their own. Its class is "pool_in_use".
 	ErrBusy error = &fault{"pool_in_use", "all connections of the pool are in use"}
 )
 

@@ -16,10 +16,11 @@
 // values, locked rows and callers that gave up are none. A sign makes the probe ask: a statement of
 // its own, on a connection of its own. After three signs in a row, of which the last is the probe's,
 // the database is silent. From then on the probe alone asks, once a second. Its first answer ends
-// the silence, and the next call is the database's to decide.
+// the silence, and the next call is the database's to decide. A *pgstore.Store answers once its pool
+// has a connection, since a call would wait for one in vain.
 //
 // So a pool whose connections are all in use by the application is no silence, since the probe is
-// answered. The calls that waited for a connection in vain end with [ErrBusy].
+// answered. The calls that then wait for a connection in vain end with [ErrBusy].
 //
 // # Answers meanwhile
 //

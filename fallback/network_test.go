@@ -33,7 +33,7 @@ type network struct {
 	pools  []*pgxpool.Pool
 }
 
-func newNetwork(t *testing.T, processes int) *network {
+func newNetwork(t *testing.T, processes int, set func(*pgxpool.Config)) *network {
 	t.Helper()
 	server, err := pgx.ParseConfig(pgtest.URL(t))
 	if err != nil {
@@ -51,6 +51,9 @@ func newNetwork(t *testing.T, processes int) *network {
 		config.MaxConns = 10
 		config.ConnConfig.Host, config.ConnConfig.Port = address.IP.String(), uint16(address.Port)
 		config.ConnConfig.Fallbacks, config.ConnConfig.TLSConfig = nil, nil
+		if set != nil {
+			set(config)
+		}
 		pool, err := pgxpool.NewWithConfig(t.Context(), config)
 		if err != nil {
 			t.Fatal(err)
@@ -118,7 +121,7 @@ func TestSilentNetwork(t *testing.T) {
 	}
 	for _, processes := range []int{1, 3} {
 		t.Run(fmt.Sprint(processes), func(t *testing.T) {
-			n := newNetwork(t, processes)
+			n := newNetwork(t, processes, nil)
 			limit := ratelimit.TokenBucket{Name: "api", Rate: 10, Period: time.Second}
 			for _, s := range n.stores {
 				if _, err := s.Check(t.Context(), limit.For("k")); err != nil {
@@ -208,7 +211,7 @@ func (n *network) judge(t *testing.T, ends []answered, lasts time.Duration, befo
 // The application has all connections of the pool: that is an error of its own, and no silence.
 func TestPoolInUse(t *testing.T) {
 	t.Parallel()
-	n := newNetwork(t, 1)
+	n := newNetwork(t, 1, nil)
 	pool, s := n.pools[0], n.stores[0]
 	for range pool.Config().MaxConns {
 		c, err := pool.Acquire(t.Context())
@@ -217,14 +220,119 @@ func TestPoolInUse(t *testing.T) {
 		}
 		defer c.Release()
 	}
-	for range 10 {
+	call := func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		if _, err := s.Allow(ctx, perSecond.For("k")); !errors.Is(err, fallback.ErrBusy) {
-			t.Errorf("Allow() = %v, want ErrBusy", err)
+		defer cancel()
+		return s.Take(ctx, perSecond.For("k"))
+	}
+	for end := time.Now().Add(10 * time.Second); !errors.Is(call(), fallback.ErrBusy); { // once the probe has its answer
+		if time.Now().After(end) {
+			t.Fatal("no ErrBusy")
 		}
-		cancel()
+	}
+	for range 9 {
+		if err := call(); !errors.Is(err, fallback.ErrBusy) {
+			t.Errorf("Take() = %v, want ErrBusy", err)
+		}
 	}
 	if stats := s.Stats(); stats.Silences > 0 || stats.Busy != 10 {
 		t.Errorf("%+v, want no silence and 10 of a pool in use", stats)
+	}
+}
+
+// closeDead is BeforeClose of docs/silence.md.
+func closeDead(conn *pgx.Conn) {
+	if !conn.IsClosed() {
+		return
+	}
+	select {
+	case <-conn.PgConn().CleanupDone():
+	case <-time.After(250 * time.Millisecond):
+		_ = conn.PgConn().Conn().Close()
+	}
+}
+
+// traffic is how requests ended.
+type traffic struct {
+	mu      sync.Mutex
+	failed  []error
+	decided time.Time // when the first request was sent that the database decided
+}
+
+// send sends 200 requests a second, with 50 keys. Each fifth is a transaction of the application
+// instead, on the same pool.
+func (n *network) send(t *testing.T, until func(*traffic) bool) *traffic {
+	t.Helper()
+	var calls sync.WaitGroup
+	defer calls.Wait()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	sent := &traffic{}
+	for i := 0; !until(sent); i++ {
+		<-tick.C
+		calls.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if i%5 == 0 {
+				_ = pgx.BeginFunc(ctx, n.pools[0], func(tx pgx.Tx) error {
+					_, err := tx.Exec(ctx, "SELECT 1")
+					return err
+				})
+				return
+			}
+			silent, asked := n.stores[0].Stats().Silent, time.Now()
+			_, err := n.stores[0].Allow(ctx, perSecond.For(fmt.Sprint(i%50)))
+			sent.mu.Lock()
+			defer sent.mu.Unlock()
+			switch {
+			case err != nil:
+				sent.failed = append(sent.failed, err)
+			case !silent && sent.decided.IsZero():
+				sent.decided = asked
+			}
+		})
+	}
+	return sent
+}
+
+// A network loses everything for three seconds. pgx then takes up to 15 to close the connections that
+// died, which fill the pool meanwhile. Memory answers for as long, so that no call fails, and none is
+// told that the application has the pool in use. With closeDead the database decides soon.
+func TestBack(t *testing.T) {
+	pgtest.Long(t)
+	for _, conns := range []int32{2, 4} {
+		for name, c := range map[string]struct {
+			beforeClose func(*pgx.Conn)
+			within      time.Duration
+		}{"as it is": {nil, 25 * time.Second}, "closed soon": {closeDead, 6 * time.Second}} {
+			t.Run(fmt.Sprintf("%d connections, %s", conns, name), func(t *testing.T) {
+				t.Parallel()
+				n := newNetwork(t, 1, func(config *pgxpool.Config) { config.MaxConns, config.BeforeClose = conns, c.beforeClose })
+				if err := n.stores[0].Take(t.Context(), perSecond.For("k")); err != nil {
+					t.Fatal(err)
+				}
+				begun := time.Now()
+				n.silent(true)
+				during := n.send(t, func(*traffic) bool { return time.Since(begun) > 3*time.Second })
+				n.silent(false)
+				back := time.Now()
+				after := n.send(t, func(sent *traffic) bool {
+					sent.mu.Lock()
+					defer sent.mu.Unlock()
+					since := time.Since(back)
+					return since > c.within || !sent.decided.IsZero() && since > sent.decided.Sub(back)+time.Second
+				})
+				t.Logf("the database decides again after %v; %d calls failed, and %d during the silence", after.decided.Sub(back), len(after.failed), len(during.failed))
+				if after.decided.IsZero() {
+					t.Errorf("the database does not decide within %v", c.within)
+				}
+				if len(after.failed) > 20 { // 1,774 if the silence ends with the network's
+					t.Errorf("%d calls failed, such as with %v", len(after.failed), after.failed[0])
+				}
+				if busy := n.stores[0].Stats().Busy; busy > 0 {
+					t.Errorf("%d calls ended with ErrBusy", busy)
+				}
+			})
+		}
 	}
 }

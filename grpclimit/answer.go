@@ -95,4 +95,4 @@ func badRequest(err error) error {
 }
 
 // lower is how answers call the fields of a request.
-var lower = map[string]string{"Key": "key", "Count": "cost"}
+var lower = map[string]string{"Key": "key", "Count": "cost", "N": "weight"}

@@ -31,6 +31,10 @@ type InFlightPolicy struct {
 	// same name. A zero InFlight means that the policy does not apply to the call. An error
 	// is answered as one of Key. Nil is Limit for all.
 	Tier func(*Call) (ratelimit.InFlight, error)
+
+	// Weight says how many permits a call holds, as it weighs: all or nothing. More than the
+	// limit has are never granted. An error is answered as one of Key. Nil is one.
+	Weight func(*Call) (int, error)
 }
 
 // PermitOf returns the permit that a call holds of a policy in flight, named by its limit: for
@@ -48,7 +52,7 @@ func inFlight(ps []InFlightPolicy) []edge.InFlight[*Call] {
 		if p.Key == nil {
 			p.Key = ForAll
 		}
-		policies[i] = edge.InFlight[*Call]{Limit: p.Limit, Key: p.Key, Tier: of(p.Methods, p.Limit, p.Tier)}
+		policies[i] = edge.InFlight[*Call]{Limit: p.Limit, Key: p.Key, Tier: of(p.Methods, p.Limit, p.Tier), Weight: p.Weight}
 	}
 	return policies
 }

@@ -72,6 +72,30 @@ func TestInFlight(t *testing.T) {
 	})
 }
 
+// A call holds as many permits as it weighs, and one that weighs more than the limit has never goes.
+func TestInFlightWeight(t *testing.T) {
+	inEach(t, func(t *testing.T, store fullStore) {
+		weight := 2
+		weighs := func(*grpclimit.Call) (int, error) { return weight, nil }
+		e, began, end := gated()
+		conn := dial(t, e, newLimiter(t, store, grpclimit.Config{
+			InFlight: []grpclimit.InFlightPolicy{{Limit: calls, Key: byUser, Weight: weighs}}, Permits: store.Permits,
+		}))
+		done := make(chan error, 1)
+		go func() { done <- say(as(t, "ann"), conn, "hello") }()
+		<-began
+		if n := held(t, store.Permits, "ann"); n != 2 {
+			t.Errorf("%d permits are held, want 2", n)
+		}
+		wantCode(t, say(as(t, "ann"), conn, "hello"), codes.ResourceExhausted)
+		end <- nil
+		wantCode(t, <-done, codes.OK)
+		weight = calls.Limit + 1
+		wantCode(t, say(as(t, "ann"), conn, "hello"), codes.InvalidArgument)
+		wantHeld(t, store.Permits, "ann", 0)
+	})
+}
+
 // A limit that is switched off refuses all calls, and says for how long.
 func TestInFlightRefusedByMode(t *testing.T) {
 	store := memstore.New(nil)

@@ -156,4 +156,4 @@ func badRequest(err error) Problem {
 }
 
 // lower is how problems call the fields of a request.
-var lower = map[string]string{"Key": "key", "Count": "cost"}
+var lower = map[string]string{"Key": "key", "Count": "cost", "N": "weight"}

@@ -34,6 +34,10 @@ type InFlightPolicy struct {
 	// the same name. A zero InFlight means that the policy does not apply to the request.
 	// An error is answered as one of Key. Nil is Limit for all.
 	Tier func(*http.Request) (ratelimit.InFlight, error)
+
+	// Weight says how many permits a request holds, as it weighs: all or nothing. More than the
+	// limit has are never granted. An error is answered as one of Key. Nil is one.
+	Weight func(*http.Request) (int, error)
 }
 
 // PermitOf returns the permit that a request holds of a policy in flight, named by its limit: for

@@ -193,6 +193,27 @@ func TestInFlight(t *testing.T) {
 }
 
 // A refusal of any policy leaves nothing taken of the others.
+// A request holds as many permits as it weighs.
+func TestInFlightWeight(t *testing.T) {
+	inEach(t, func(t *testing.T, store permitStore) {
+		weighs := func(r *http.Request) (int, error) { return strconv.Atoi(r.Header.Get("X-Weight")) }
+		limit := ratelimit.InFlight{Name: "gpus", Limit: 4, Lease: time.Minute}
+		m := newMiddleware(t, store, httplimit.Config{Permits: store.Permits, InFlight: []httplimit.InFlightPolicy{{Limit: limit, Weight: weighs}}})
+		g := newGated()
+		h := m.Handler(g)
+		done := g.begin(h, get("/", "X-Weight", "3"))
+		if got := held(t, store.Permits, limit, ""); got != 3 {
+			t.Errorf("%d permits are held, want 3", got)
+		}
+		for weight, want := range map[string]int{"2": 429, "5": 422, "0": 400} {
+			wantStatus(t, serve(h, get("/", "X-Weight", weight)), want)
+		}
+		g.finish(t, nil)
+		<-done
+		wantHeld(t, store.Permits, limit, "", 0)
+	})
+}
+
 func TestInFlightAllOrNothing(t *testing.T) {
 	inEach(t, func(t *testing.T, store permitStore) {
 		all := ratelimit.InFlight{Name: "all", Limit: 3, Lease: time.Minute}
@@ -412,28 +433,6 @@ func TestInFlightStoreFails(t *testing.T) {
 			t.Errorf("fail open %v: got %d, served %v", open, resp.StatusCode, served)
 		}
 	}
-	// The database dies between two permits: the first is given back.
-	store := memstore.New(nil)
-	m := newMiddleware(t, store, httplimit.Config{
-		InFlight: []httplimit.InFlightPolicy{{Limit: calls}, {Limit: ratelimit.InFlight{Name: "b", Limit: 1}}},
-		Permits:  &secondFails{Permits: store.Permits()},
-	})
-	wantStatus(t, serve(m.Handler(&answering{}), get("/")), 503)
-	if n := held(t, store.Permits(), calls, ""); n != 0 {
-		t.Errorf("%d permits are held after a fault", n)
-	}
-}
-
-type secondFails struct {
-	ratelimit.Permits
-	n atomic.Int64
-}
-
-func (s *secondFails) Acquire(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (ratelimit.Permit, error) {
-	if s.n.Add(1) > 1 {
-		return ratelimit.Permit{}, errDatabase
-	}
-	return s.Permits.Acquire(ctx, request, rates...)
 }
 
 // A permit whose lease is over before its handler begins, in a process that was stopped, is

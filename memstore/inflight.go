@@ -3,6 +3,7 @@ package memstore
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -24,44 +25,41 @@ type Permits struct{ store *Store }
 func (s *Store) Permits() Permits { return Permits{s} }
 
 // Acquire takes a permit of the limit for key, or is refused when all are held: that is a Permit
-// that is not OK, not an error. The permit is held for the limit's Lease, by the store's clock.
+// that is not OK, not an error. Several are taken all or nothing. The permit is held for the limit's Lease, by the store's clock.
 // Rate limits that are given are asked with it, all or nothing.
 func (p Permits) Acquire(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (ratelimit.Permit, error) {
-	s := p.store
-	limit, key := request.Limit, request.Key
-	return s.own().acquire(ctx, limit, key, rates)
+	return p.store.own().acquire(ctx, &request, rates)
 }
 
 // AcquireTx is [Permits.Acquire] inside tx: the permit is held, and the tokens of the rates are
 // spent, if and only if tx commits. A permit that another transaction has taken is passed over.
 func (p Permits) AcquireTx(ctx context.Context, tx pgx.Tx, request ratelimit.PermitRequest, rates ...ratelimit.Request) (ratelimit.Permit, error) {
-	s := p.store
-	limit, key := request.Limit, request.Key
-	return s.in(tx).acquire(ctx, limit, key, rates)
+	return p.store.in(tx).acquire(ctx, &request, rates)
 }
 
 // AcquireWait is [Permits.Acquire] that waits for a permit until ctx is over, first come, first
 // served. It sleeps on the machine's clock, for as long as the store's says.
 func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (permit ratelimit.Permit, err error) {
 	s := p.store
-	limit, key := request.Limit, request.Key
 	w := s.own().watch(ctx, ratelimit.VerbAcquire, rates...)
 	w.Start()
-	defer func() { w.ReportPermit(named(permit, limit, key), err) }()
-	if limit.Mode == ratelimit.ModeRefuse { // in which nobody waits
-		return s.own().tryAcquire(ctx, limit, key, rates)
-	}
-	return s.acquireWait(ctx, limit, key, rates)
-}
-
-func (s *Store) acquireWait(ctx context.Context, limit ratelimit.InFlight, key string, rates []ratelimit.Request) (ratelimit.Permit, error) {
-	if err := s.own().usable(ctx); err != nil {
+	defer func() { w.ReportPermit(named(permit, &request), err) }()
+	if err := s.own().noteRequest(ctx, &request); err != nil {
 		return ratelimit.Permit{}, err
 	}
-	w, asks := s.flight.Arrive(decide.Key{Name: limit.Name, Key: key}, limit)
+	for _, r := range request.Parts() {
+		if r.Limit.Mode == ratelimit.ModeRefuse { // in which nobody waits
+			return s.own().tryAcquire(ctx, request.Parts(), rates)
+		}
+	}
+	return s.acquireWait(ctx, &request, rates)
+}
+
+func (s *Store) acquireWait(ctx context.Context, request *ratelimit.PermitRequest, rates []ratelimit.Request) (ratelimit.Permit, error) {
+	w, asks := s.flight.Arrive(request.Parts()...)
 	defer s.flight.Leave(w)
 	if asks {
-		if permit, err := s.own().tryAcquire(ctx, s.flight.Limit(w), key, rates); err != nil || permit.OK || permit.NotBefore.IsZero() {
+		if permit, err := s.own().tryAcquire(ctx, s.flight.Wants(w), rates); err != nil || permit.OK || permit.NotBefore.IsZero() {
 			return permit, err
 		}
 		s.flight.Enter(w)
@@ -70,7 +68,7 @@ func (s *Store) acquireWait(ctx context.Context, limit ratelimit.InFlight, key s
 	for {
 		freed := s.released()
 		if s.flight.First(w) {
-			permit, err := s.own().tryAcquire(ctx, s.flight.Limit(w), key, rates)
+			permit, err := s.own().tryAcquire(ctx, s.flight.Wants(w), rates)
 			if err != nil || permit.OK || permit.NotBefore.IsZero() {
 				return permit, err
 			}
@@ -102,14 +100,31 @@ func (p Permits) Renew(ctx context.Context, permit ratelimit.Permit) (renewed ra
 	w := s.own().watch(ctx, ratelimit.VerbRenew)
 	defer func() { w.ReportPermit(permit, err) }()
 	asked := time.Now()
-	err = s.own().hold(ctx, permit, func(state *bucket.State, now time.Time) {
-		permit.At, permit.Until, permit.Asked = now, now.Add(permit.InFlight.LeaseOrDefault()), asked
-		state.TS = permit.Until
-	})
-	if err != nil {
+	permit.With = slices.Clone(permit.With)
+	if err := s.own().hold(ctx, permit, func(row decide.Row, state *bucket.State, now time.Time) {
+		for _, p := range parts(&permit) {
+			if row.Key == keyOf(p) {
+				p.At, p.Until, p.Asked = now, now.Add(p.InFlight.LeaseOrDefault()), asked
+				state.TS = p.Until
+			}
+		}
+	}); err != nil {
 		return ratelimit.Permit{}, err
 	}
 	return permit, nil
+}
+
+// parts returns the permits of each limit and key that are held together.
+func parts(permit *ratelimit.Permit) []*ratelimit.Permit {
+	all := []*ratelimit.Permit{permit}
+	for i := range permit.With {
+		all = append(all, &permit.With[i])
+	}
+	return all
+}
+
+func keyOf(permit *ratelimit.Permit) decide.Key {
+	return decide.Key{Name: permit.InFlight.Name, Key: permit.Key}
 }
 
 // Release releases the permit. If it is not held any more that is [ratelimit.ErrLeaseLost], and
@@ -188,6 +203,16 @@ func (p Permits) Reset(ctx context.Context, limit ratelimit.InFlight, key string
 // Prune forgets the permits of the given limits that have been free for a minute, and says
 // how many.
 func (p Permits) Prune(ctx context.Context, limits ...ratelimit.InFlight) (pruned int64, err error) {
+	return p.prune(ctx, limits, func(row decide.Row) { delete(p.store.rows, row) })
+}
+
+// Prunable returns how many permits Prune would forget at this moment, and forgets none.
+func (p Permits) Prunable(ctx context.Context, limits ...ratelimit.InFlight) (permits int64, err error) {
+	return p.prune(ctx, limits, func(decide.Row) {})
+}
+
+// prune calls each for every permit that Prune forgets, and returns their number.
+func (p Permits) prune(ctx context.Context, limits []ratelimit.InFlight, each func(decide.Row)) (permits int64, err error) {
 	s := p.store
 	names := make(map[string]bool)
 	for _, l := range limits {
@@ -201,11 +226,11 @@ func (p Permits) Prune(ctx context.Context, limits ...ratelimit.InFlight) (prune
 	before := s.now().Add(-flight.IdleFor)
 	for row, state := range s.rows {
 		if names[row.Name] && !state.TS.After(before) && state.Value < float64(before.UnixMicro()) && s.held[permitLock(row)] == nil {
-			delete(s.rows, row)
-			pruned++
+			each(row)
+			permits++
 		}
 	}
-	return pruned, nil
+	return permits, nil
 }
 
 func permitRow(limit ratelimit.InFlight, key string, number int) decide.Row {
@@ -227,40 +252,71 @@ func (s scope) noteInFlight(ctx context.Context, limit ratelimit.InFlight, key s
 	return s.seen.NoteInFlight(limit.Name)
 }
 
-// acquire is tryAcquire, and reports the outcome to the observer.
-func (s scope) acquire(ctx context.Context, limit ratelimit.InFlight, key string, rates []ratelimit.Request) (permit ratelimit.Permit, err error) {
+// noteRequest looks at a request, and notes the names of its limits.
+func (s scope) noteRequest(ctx context.Context, request *ratelimit.PermitRequest) error {
+	if err := s.usable(ctx); err != nil {
+		return err
+	}
+	if err := request.Validate(); err != nil {
+		return err
+	}
+	for _, r := range request.Parts() {
+		if err := s.seen.NoteInFlight(r.Limit.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// acquire takes permits for a caller that does not wait, and reports the outcome to the observer. While
+// the first in line collects several permits, what is free is not for others.
+func (s scope) acquire(ctx context.Context, request *ratelimit.PermitRequest, rates []ratelimit.Request) (permit ratelimit.Permit, err error) {
 	w := s.watch(ctx, ratelimit.VerbAcquire, rates...)
-	defer func() { w.ReportPermit(named(permit, limit, key), err) }()
-	s.flight.Meet(decide.Key{Name: limit.Name, Key: key}, limit)
-	return s.tryAcquire(ctx, limit, key, rates)
+	defer func() { w.ReportPermit(named(permit, request), err) }()
+	if err := s.noteRequest(ctx, request); err != nil {
+		return ratelimit.Permit{}, err
+	}
+	for _, r := range request.Parts() {
+		key := decide.Key{Name: r.Limit.Name, Key: r.Key}
+		s.flight.Meet(key, r.Limit)
+		if r.Limit.Mode != ratelimit.ModeRefuse && s.flight.Collects(key) {
+			now := s.now()
+			return ratelimit.Permit{InFlight: r.Limit, Key: r.Key, N: r.N, At: now, NotBefore: now}, nil
+		}
+	}
+	return s.tryAcquire(ctx, request.Parts(), rates)
 }
 
 // named returns a permit with the limit and key of the call, also after an error.
-func named(permit ratelimit.Permit, limit ratelimit.InFlight, key string) ratelimit.Permit {
-	permit.InFlight, permit.Key = limit, key
+func named(permit ratelimit.Permit, request *ratelimit.PermitRequest) ratelimit.Permit {
+	if permit.InFlight.Name == "" {
+		permit.InFlight, permit.Key, permit.N = request.Limit, request.Key, request.N
+	}
 	return permit
 }
 
-// tryAcquire takes a permit, and tokens from rate limits. The rates are decided first, when it is
-// known that there is a permit, and put back if it is gone meanwhile.
-func (s scope) tryAcquire(ctx context.Context, limit ratelimit.InFlight, key string, rates []ratelimit.Request) (ratelimit.Permit, error) {
-	if err := s.noteInFlight(ctx, limit, key); err != nil {
-		return ratelimit.Permit{}, err
-	}
-	if limit.Mode == ratelimit.ModeRefuse {
-		return decide.PermitRefused(limit, key, s.now()), nil
+// tryAcquire takes permits, and tokens from rate limits. The rates are decided first, when it is
+// known that there are permits, and put back if they are gone meanwhile.
+func (s scope) tryAcquire(ctx context.Context, asked []ratelimit.PermitRequest, rates []ratelimit.Request) (ratelimit.Permit, error) {
+	for _, r := range asked {
+		if r.Limit.Mode == ratelimit.ModeRefuse {
+			return decide.PermitRefused(r.Limit, r.Key, s.now()), nil
+		}
+		if err := r.Fits(); err != nil { // with a Limit that is smaller by now
+			return ratelimit.Permit{}, err
+		}
 	}
 	if len(rates) == 0 {
-		return s.takePermit(limit, key, true)
+		return s.takePermits(asked, true)
 	}
-	if permit, err := s.takePermit(limit, key, false); err != nil || !permit.OK {
+	if permit, err := s.takePermits(asked, false); err != nil || !permit.OK {
 		return permit, err
 	}
 	result, err := s.decide(ctx, decide.All, false, rates)
 	if err != nil || !result.OK {
-		return ratelimit.Permit{InFlight: limit, Key: key, At: result.At, Rates: result}, err
+		return ratelimit.Permit{InFlight: asked[0].Limit, Key: asked[0].Key, N: asked[0].N, At: result.At, Rates: result}, err
 	}
-	permit, err := s.takePermit(limit, key, true)
+	permit, err := s.takePermits(asked, true)
 	if err == nil && permit.OK {
 		permit.Rates = result
 		return permit, nil
@@ -271,37 +327,70 @@ func (s scope) tryAcquire(ctx context.Context, limit ratelimit.InFlight, key str
 	return permit, err
 }
 
-// takePermit takes a free permit, or with take false only says that there is one.
-func (s scope) takePermit(limit ratelimit.InFlight, key string, take bool) (ratelimit.Permit, error) {
-	asked := time.Now()
+// takePermits takes free permits, all that are asked or none, or with take false only says that they
+// are there.
+func (s scope) takePermits(asked []ratelimit.PermitRequest, take bool) (ratelimit.Permit, error) {
+	began := time.Now()
 	if err := s.lockOpen(); err != nil {
 		return ratelimit.Permit{}, err
 	}
 	defer s.mu.Unlock()
 	now := s.now()
-	permit := ratelimit.Permit{InFlight: limit, Key: key, At: now}
-	for n := range limit.Limit {
-		row := permitRow(limit, key, n)
-		state, ok := s.get(row)
-		free := !ok || !state.TS.After(now)
-		end := state.TS
-		if holder := s.held[permitLock(row)]; free && holder != nil && holder != s.session {
-			free, end = false, now // it may be at any time
+	free := make([][]int, len(asked))
+	for i, r := range asked {
+		var notBefore time.Time
+		if free[i], notBefore = s.freePermits(r, now); len(free[i]) < r.N {
+			return ratelimit.Permit{InFlight: r.Limit, Key: r.Key, N: r.N, At: now, NotBefore: notBefore}, nil
 		}
-		if !free {
-			if permit.NotBefore.IsZero() || end.Before(permit.NotBefore) {
-				permit.NotBefore = end
-			}
-			continue
-		}
-		permit.OK, permit.Number, permit.NotBefore = true, n, time.Time{}
-		if take {
-			permit.Fence, permit.Until, permit.Asked = max(int64(state.Value)+1, now.UnixMicro()), now.Add(limit.LeaseOrDefault()), asked
-			s.putPermit(row, bucket.State{Value: float64(permit.Fence), TS: permit.Until})
-		}
-		return permit, nil
 	}
-	return permit, nil
+	permits := make([]ratelimit.Permit, len(asked))
+	for i, r := range asked {
+		permits[i] = ratelimit.Permit{InFlight: r.Limit, Key: r.Key, N: r.N, OK: true, Number: free[i][0], At: now}
+		if take {
+			s.takeNumbers(&permits[i], free[i], began)
+		}
+	}
+	if len(permits) > 1 {
+		permits[0].With = permits[1:]
+	}
+	return permits[0], nil
+}
+
+// freePermits returns the first free permits of a limit, as many as are asked, and if there are fewer the
+// first instant at which so many may be free.
+func (s scope) freePermits(r ratelimit.PermitRequest, now time.Time) (free []int, notBefore time.Time) {
+	var ends []time.Time
+	for n := range r.Limit.Limit {
+		row := permitRow(r.Limit, r.Key, n)
+		state, ok := s.get(row)
+		switch holder := s.held[permitLock(row)]; {
+		case ok && state.TS.After(now):
+			ends = append(ends, state.TS)
+		case holder != nil && holder != s.session:
+			ends = append(ends, now) // it may be at any time
+		default:
+			if free = append(free, n); len(free) == r.N {
+				return free, notBefore
+			}
+		}
+	}
+	slices.SortFunc(ends, time.Time.Compare)
+	return free, ends[r.N-len(free)-1]
+}
+
+// takeNumbers takes permits for a lease from a permit's At on.
+func (s scope) takeNumbers(permit *ratelimit.Permit, numbers []int, began time.Time) {
+	permit.Until, permit.Asked = permit.At.Add(permit.InFlight.LeaseOrDefault()), began
+	for i, n := range numbers {
+		row := permitRow(permit.InFlight, permit.Key, n)
+		state, _ := s.get(row)
+		fence := max(int64(state.Value)+1, permit.At.UnixMicro())
+		if s.putPermit(row, bucket.State{Value: float64(fence), TS: permit.Until}); i == 0 {
+			permit.Fence = fence
+		} else {
+			permit.More = append(permit.More, ratelimit.PermitNumber{Number: n, Fence: fence})
+		}
+	}
 }
 
 // putPermit writes a permit, which is the transaction's from then on.
@@ -313,25 +402,43 @@ func (s scope) putPermit(row decide.Row, state bucket.State) {
 	s.put(row, state)
 }
 
-// hold changes a permit that is held, and waits while a transaction has it.
-func (s scope) hold(ctx context.Context, permit ratelimit.Permit, change func(state *bucket.State, now time.Time)) error {
+// heldRow is the row of one of the permits that are held together, and its fence.
+type heldRow struct {
+	decide.Row
+	fence int64
+}
+
+func rowsOf(permit *ratelimit.Permit) (rows []heldRow) {
+	for _, p := range parts(permit) {
+		rows = append(rows, heldRow{permitRow(p.InFlight, p.Key, p.Number), p.Fence})
+		for _, m := range p.More {
+			rows = append(rows, heldRow{permitRow(p.InFlight, p.Key, m.Number), m.Fence})
+		}
+	}
+	return rows
+}
+
+// hold changes permits that are held, all or none, and waits while a transaction has one.
+func (s scope) hold(ctx context.Context, permit ratelimit.Permit, change func(row decide.Row, state *bucket.State, now time.Time)) error {
 	if err := s.usable(ctx); err != nil {
 		return err
 	}
 	if err := permit.Validate(); err != nil {
 		return err
 	}
-	if err := s.seen.NoteInFlight(permit.InFlight.Name); err != nil {
-		return err
+	for _, p := range parts(&permit) {
+		if err := s.seen.NoteInFlight(p.InFlight.Name); err != nil {
+			return err
+		}
 	}
-	row := permitRow(permit.InFlight, permit.Key, permit.Number)
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, lockTimeout)
 		defer cancel()
 	}
+	rows := rowsOf(&permit)
 	s.mu.Lock()
-	for s.held[permitLock(row)] != nil && s.held[permitLock(row)] != s.session {
+	for slices.ContainsFunc(rows, s.isOthers) {
 		freed := s.freed
 		s.mu.Unlock()
 		select {
@@ -346,23 +453,35 @@ func (s scope) hold(ctx context.Context, permit ratelimit.Permit, change func(st
 		return err
 	}
 	now := s.now()
-	state, ok := s.get(row)
-	if !ok || int64(state.Value) != permit.Fence || !state.TS.After(now) {
-		return fmt.Errorf("memstore: limit %q, permit %d: %w", permit.InFlight.Name, permit.Number, ratelimit.ErrLeaseLost)
+	for _, row := range rows {
+		if state, ok := s.get(row.Row); !ok || int64(state.Value) != row.fence || !state.TS.After(now) {
+			return fmt.Errorf("memstore: limit %q, permit %d: %w", row.Name, row.Shard, ratelimit.ErrLeaseLost)
+		}
 	}
-	change(&state, now)
-	s.putPermit(row, state)
+	for _, row := range rows {
+		state, _ := s.get(row.Row)
+		change(row.Row, &state, now)
+		s.putPermit(row.Row, state)
+	}
 	return nil
+}
+
+// isOthers reports whether another transaction has a permit locked.
+func (s scope) isOthers(row heldRow) bool {
+	holder := s.held[permitLock(row.Row)]
+	return holder != nil && holder != s.session
 }
 
 func (s scope) release(ctx context.Context, permit ratelimit.Permit) (err error) {
 	w := s.watch(ctx, ratelimit.VerbRelease)
 	defer func() { w.ReportPermit(permit, err) }()
-	err = s.hold(ctx, permit, func(state *bucket.State, _ time.Time) { state.TS = time.Time{} })
+	err = s.hold(ctx, permit, func(_ decide.Row, state *bucket.State, _ time.Time) { state.TS = time.Time{} })
 	if err != nil {
 		return err
 	}
-	s.flight.Lost(decide.Key{Name: permit.InFlight.Name, Key: permit.Key}, permit.Number)
+	for _, row := range rowsOf(&permit) {
+		s.flight.Lost(row.Key, row.Shard)
+	}
 	s.keepers.Released(permit)
 	return nil
 }

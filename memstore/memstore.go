@@ -214,6 +214,16 @@ func (s *Store) Prune(ctx context.Context, limits ...ratelimit.Limit) (int64, er
 // PruneOverridden is Prune by overrides as well, each of which binds the rows of its request's
 // key only.
 func (s *Store) PruneOverridden(ctx context.Context, overrides []ratelimit.Request, limits ...ratelimit.Limit) (int64, error) {
+	return s.prune(ctx, overrides, limits, func(row decide.Row) { delete(s.rows, row) })
+}
+
+// Prunable returns how many rows PruneOverridden would forget at this moment, and forgets none.
+func (s *Store) Prunable(ctx context.Context, overrides []ratelimit.Request, limits ...ratelimit.Limit) (int64, error) {
+	return s.prune(ctx, overrides, limits, func(decide.Row) {})
+}
+
+// prune calls each for every row that Prune forgets, and returns their number.
+func (s *Store) prune(ctx context.Context, overrides []ratelimit.Request, limits []ratelimit.Limit, each func(decide.Row)) (rows int64, err error) {
 	if err := s.own().usable(ctx); err != nil {
 		return 0, err
 	}
@@ -223,13 +233,13 @@ func (s *Store) PruneOverridden(ctx context.Context, overrides []ratelimit.Reque
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now, pruned := s.now(), int64(0)
+	now := s.now()
 	for row, state := range s.rows {
 		of, named := names[row.Name]
 		if named && s.held[row.Key] == nil && s.seen.Idle(row.Key, of, state, now) {
-			delete(s.rows, row)
-			pruned++
+			each(row)
+			rows++
 		}
 	}
-	return pruned, nil
+	return rows, nil
 }

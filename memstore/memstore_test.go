@@ -123,7 +123,14 @@ func pause(limit ratelimit.Limit, key string, lasts time.Duration) verb {
 
 func prune(limits ...ratelimit.Limit) verb {
 	return func(ctx context.Context, s *memstore.Store) (string, error) {
+		before, err := s.Prunable(ctx, nil, limits...)
+		if err != nil {
+			return "", err
+		}
 		n, err := s.Prune(ctx, limits...)
+		if n != before {
+			return fmt.Sprintf("%d of %d", n, before), err
+		}
 		return fmt.Sprint(n), err
 	}
 }
@@ -648,6 +655,9 @@ func TestPruneInvalid(t *testing.T) {
 		n, err := s.Prune(ctx, limits...)
 		if !errors.Is(err, ratelimit.ErrInvalid) || n != 0 {
 			t.Errorf("Prune(%s) = %d, %v, want 0, ErrInvalid", name, n, err)
+		}
+		if n, err := s.Prunable(ctx, nil, limits...); !errors.Is(err, ratelimit.ErrInvalid) || n != 0 {
+			t.Errorf("Prunable(%s) = %d, %v, want 0, ErrInvalid", name, n, err)
 		}
 	}
 	now = t0.Add(time.Minute)

@@ -96,6 +96,29 @@ func (s *Store) ChangeTx(ctx context.Context, tx pgx.Tx, from, to ratelimit.Limi
 	return s.in(tx).change(ctx, from, to, key)
 }
 
+// ReplaceTx is for package catalog: pgstore's, at once, and inside tx unless that is nil. Nobody takes
+// by another definition here, so nothing is marked.
+func (s *Store) ReplaceTx(ctx context.Context, tx pgx.Tx, replacements ...ratelimit.Replacement) ([]ratelimit.Status, error) {
+	of := s.own()
+	if tx != nil {
+		of = s.in(tx)
+	}
+	before := make([]ratelimit.Request, len(replacements))
+	for i, r := range replacements {
+		before[i] = r.From.ForN(r.Key, 0)
+	}
+	statuses, err := s.CheckEach(ctx, before...)
+	for i := 0; i < len(replacements) && err == nil; i++ {
+		_, err = of.change(ctx, replacements[i].From, replacements[i].To, replacements[i].Key)
+	}
+	return statuses, err
+}
+
+// ReplaceFunc is for package catalog: it runs do, without a transaction.
+func (*Store) ReplaceFunc(ctx context.Context, _ ratelimit.Limit, _ []string, do func(context.Context, pgx.Tx) error) error {
+	return do(ctx, nil)
+}
+
 // AllowFunc takes the count of each request from its limit and runs do in a transaction of
 // [Store.Begin], which it commits: the tokens are spent if and only if do returns no error. A
 // refusal runs nothing and is an error, [ratelimit.ErrRefused]; the result is returned with it.

@@ -28,7 +28,7 @@ import (
 var (
 	perMinute = ratelimit.TokenBucket{Name: "per_minute", Rate: 10, Period: time.Minute}
 	exports   = ratelimit.InFlight{Name: "exports", Limit: 3, Lease: time.Hour}
-	restored  = []string{"rate_limits", "rate_limit_definitions", "rate_limit_history", "rate_limit_refusals"}
+	restored  = []string{"rate_limits", "rate_limit_definitions", "rate_limit_history", "rate_limit_pending", "rate_limit_refusals"}
 )
 
 // dumped is a schema of a database, both of a role's own that is no superuser.
@@ -123,7 +123,10 @@ func (d dumped) inUse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := d.catalogOf(t)
+	c, err := catalog.New(d.pool, &catalog.Config{Store: store})
+	if err != nil {
+		t.Fatal(err)
+	}
 	again := perMinute
 	again.Rate = 12
 	for _, do := range []func() error{
@@ -132,7 +135,7 @@ func (d dumped) inUse(t *testing.T) {
 		func() error {
 			_, err := c.Set(ctx, perMinute.Name, "ann", catalog.Override{Rate: 50, Note: "moving house"})
 			return err
-		},
+		}, // which is under way
 		func() error { return c.Publish(ctx, again) },
 		func() error { _, err := store.Allow(ctx, c.ForN(perMinute, "ann", 7)); return err },
 		func() error { _, err := store.Permits().Acquire(ctx, exports.For("bob")); return err },
@@ -185,6 +188,9 @@ func TestDumpAndRestore(t *testing.T) {
 		"data_only_custom": {true, []string{
 			"--format", "custom", "--data-only", "--exclude-table", "*.rate_limits*_version",
 		}, "pg_restore"},
+		"data_only_rows": {true, []string{
+			"--format", "plain", "--data-only", "--rows-per-insert", "1000000", "--exclude-table", "*.rate_limits*_version",
+		}, "psql"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			target := newDumped(t, db.URL, role, role+"_"+name, way.migrated)

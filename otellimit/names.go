@@ -17,6 +17,11 @@ const (
 	MetricTokens         = "ratelimit.tokens"
 	MetricTokensReturned = "ratelimit.tokens.returned"
 
+	// MetricPermits counts the permits that were acquired, by policy: as many as the work weighs. Those
+	// released are MetricPermitsReleased; leases that end by themselves are not known. {permit}
+	MetricPermits         = "ratelimit.permits"
+	MetricPermitsReleased = "ratelimit.permits.released"
+
 	// MetricDuration is how long decisions took, by policy, result, verb and form; of several
 	// limits by the one that decides, so its count is that of calls. Those from memory, for which
 	// no clock is read, are not in it. s

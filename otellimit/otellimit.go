@@ -55,6 +55,7 @@ type Observer struct {
 	tracer trace.Tracer // nil without spans
 
 	requests, retries, errors, doors metric.Int64Counter
+	permits, released                metric.Int64Counter
 	tokens, returned                 metric.Float64Counter
 	duration, queued, wait           metric.Float64Histogram
 	batch                            metric.Int64Histogram
@@ -96,6 +97,8 @@ func (o *Observer) instruments() error {
 	counter(&o.retries, MetricRetries, "{retry}", "Statements and transactions that were run again since PostgreSQL asked for that.")
 	counter(&o.errors, MetricErrors, "{error}", "Calls that ended with an error.")
 	counter(&o.doors, MetricDoor, "{request}", "What middlewares have made of requests and jobs.")
+	counter(&o.permits, MetricPermits, "{permit}", "Permits that were acquired.")
+	counter(&o.released, MetricPermitsReleased, "{permit}", "Permits that were released.")
 	amount(&o.tokens, MetricTokens, "Tokens that were taken.")
 	amount(&o.returned, MetricTokensReturned, "Tokens that were given back.")
 	times(&o.duration, MetricDuration, "How long decisions took.", seconds)
@@ -182,7 +185,16 @@ func (o *Observer) Observe(ctx context.Context, e ratelimit.Event) {
 func (o *Observer) count(ctx context.Context, e *ratelimit.Event) {
 	verb, form := string(e.Verb), string(e.Form)
 	if e.Permit != nil {
-		o.requests.Add(ctx, 1, o.of(label{policy: e.Policy(), result: string(e.Outcome), verb: verb, form: form}))
+		for _, p := range e.Permit.Parts() {
+			o.requests.Add(ctx, 1, o.of(label{policy: p.InFlight.Name, result: string(e.Outcome), verb: verb, form: form}))
+			of, n := o.of(label{policy: p.InFlight.Name}), int64(1+len(p.More))
+			switch {
+			case e.Outcome == ratelimit.OutcomeGranted && e.Verb == ratelimit.VerbAcquire:
+				o.permits.Add(ctx, n, of)
+			case e.Outcome == ratelimit.OutcomeGranted && e.Verb == ratelimit.VerbRelease:
+				o.released.Add(ctx, n, of)
+			}
+		}
 		return
 	}
 	switch {

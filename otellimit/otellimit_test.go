@@ -249,6 +249,29 @@ func TestShadow(t *testing.T) {
 	}
 }
 
+// Permits count by weight, of each limit that was asked.
+func TestPermitsByWeight(t *testing.T) {
+	o, reader := observer(t)
+	store := memstore.NewWithConfig(memstore.Config{Observe: o.Observe}).Permits()
+	gpus, tenant := ratelimit.InFlight{Name: "gpus", Limit: 4}, ratelimit.InFlight{Name: "tenant", Limit: 9}
+	both := tenant.For("k").And(gpus.ForN("", 3))
+	permit, err := store.Acquire(t.Context(), both)
+	if err == nil {
+		_, err = store.Acquire(t.Context(), both) // which is refused
+	}
+	if err == nil {
+		err = store.Release(t.Context(), permit)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{otellimit.MetricPermits, otellimit.MetricPermitsReleased} {
+		if got, one := sum(t, reader, name, otellimit.AttrPolicy, "gpus"), sum(t, reader, name, otellimit.AttrPolicy, "tenant"); got != 3 || one != 1 {
+			t.Errorf("%s: %g of gpus and %g of tenant, want 3 and 1", name, got, one)
+		}
+	}
+}
+
 // A span is in the trace of its caller, also of decisions that shared a statement; and it has no
 // key unless that is asked for.
 func TestSpansAreTheirCallers(t *testing.T) {

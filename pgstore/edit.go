@@ -142,6 +142,81 @@ func (s *Store) change(ctx context.Context, form ratelimit.Form, invalid error, 
 	if invalid != nil {
 		return status, invalid
 	}
+	before, after, err := s.noted(from, to, key)
+	if err != nil {
+		return status, err
+	}
+	return do(before, after)
+}
+
+// ReplaceTx is for package catalog: it makes replacements inside tx, with the rows locked in the order
+// of the given keys, and returns the statuses by From, of before. They are of one name, and a missing
+// row stays missing. A mark costs no room: it is a pause that was over a hundred years ago.
+func (s *Store) ReplaceTx(ctx context.Context, tx pgx.Tx, replacements ...ratelimit.Replacement) (statuses []ratelimit.Status, err error) {
+	requests := make([]ratelimit.Request, len(replacements))
+	for i := range replacements {
+		requests[i] = ratelimit.Request{Limit: replacements[i].To, Key: replacements[i].Key}
+	}
+	w := s.watch(ctx, ratelimit.VerbChange, ratelimit.FormTx, requests...)
+	defer w.ReportError(&err)
+	if err := s.usableIn(tx); err != nil || len(replacements) == 0 {
+		return nil, err
+	}
+	all := make([]edit.Replacement, len(replacements))
+	for i := range replacements {
+		if all[i], err = s.replacement(&replacements[i]); err != nil {
+			return nil, err
+		}
+	}
+	return s.editor.Replace(ctx, tx, all)
+}
+
+// ReplaceFunc is for package catalog: it runs do in a transaction of its own, in which do makes
+// replacements of the keys' rows by ReplaceTx. While another transaction has one of these locked, it
+// waits with none of them locked, so do may run several times.
+func (s *Store) ReplaceFunc(ctx context.Context, limit ratelimit.Limit, keys []string, do func(context.Context, pgx.Tx) error) error {
+	if err := s.usable(); err != nil {
+		return err
+	}
+	var rows []decide.Row
+	for _, key := range keys {
+		call, err := decide.New(false, ratelimit.Request{Limit: limit, Key: key})
+		if err != nil {
+			return err
+		}
+		rows = append(rows, call.Demands[0].Rows()...)
+	}
+	return s.editor.Func(ctx, rows, do)
+}
+
+// replacement returns a replacement for the editor.
+func (s *Store) replacement(r *ratelimit.Replacement) (made edit.Replacement, err error) {
+	before, after, err := s.noted(r.From, r.To, r.Key)
+	if err != nil {
+		return made, err
+	}
+	made = edit.Replacement{Before: before, After: after, By: after, Mark: r.Mark, Only: r.Only}
+	if r.By != nil {
+		if _, made.By, err = s.noted(r.From, r.By, r.Key); err != nil {
+			return made, err
+		}
+	}
+	for _, m := range r.Marked {
+		marked := edit.Marked{At: m.Mark}
+		for _, l := range m.By {
+			_, by, err := s.noted(r.From, l, r.Key)
+			if err != nil {
+				return made, err
+			}
+			marked.By = append(marked.By, by.Definition.Shard())
+		}
+		made.Marked = append(made.Marked, marked)
+	}
+	return made, nil
+}
+
+// noted returns the demands of a change, whose definitions Prune knows from now on.
+func (s *Store) noted(from, to ratelimit.Limit, key string) (*decide.Demand, *decide.Demand, error) {
 	before, after, err := decide.NewChange(from, to, key)
 	if err == nil {
 		err = s.known.Definitions.NoteCall(&before)
@@ -150,9 +225,9 @@ func (s *Store) change(ctx context.Context, form ratelimit.Form, invalid error, 
 		err = s.known.Definitions.NoteCall(&after)
 	}
 	if err != nil {
-		return status, err
+		return nil, nil, err
 	}
-	return do(&before.Demands[0], &after.Demands[0])
+	return &before.Demands[0], &after.Demands[0], nil
 }
 
 // edit runs do in tx, for a call that asks nothing of the limits and keys of requests, unless

@@ -74,3 +74,38 @@ func ExamplePermits_Acquire() {
 	// at work, 0 of the rate left
 	// all permits are held
 }
+
+// Work holds as many permits as it weighs, and those of other limits with them: all or nothing.
+func ExamplePermits_Acquire_weights() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	gpus := ratelimit.InFlight{Name: "gpus", Limit: 8}
+	tenant := ratelimit.InFlight{Name: "tenant_jobs", Limit: 2}
+	for range 3 {
+		permit, err := store.Permits().Acquire(ctx, tenant.For("acme").And(gpus.ForN("", 3)))
+		if err != nil {
+			log.Fatal(err)
+		}
+		if !permit.OK {
+			fmt.Println(permit.Err())
+			continue
+		}
+		for _, part := range permit.Parts() {
+			fmt.Println(part.N, "of", part.InFlight.Name)
+		}
+	}
+	_, err = store.Permits().Acquire(ctx, gpus.ForN("", 9))
+	fmt.Println(errors.Is(err, ratelimit.ErrExceedsCapacity), err)
+	// Output:
+	// 1 of tenant_jobs
+	// 3 of gpus
+	// 1 of tenant_jobs
+	// 3 of gpus
+	// ratelimit: limit "tenant_jobs": all 2 permits are held
+	// true ratelimit: limit "gpus": 9 permits can never be acquired at once, at most 8 can
+}

@@ -16,11 +16,13 @@ func (s *Store) WaitingForPermits(name, key string) int {
 // Meet has the transactions of a store stand in line for the rows of limits without shards,
 // as if others had been met there, and returns the locks.
 func (s *Store) Meet(requests ...ratelimit.Request) (locks []int64) {
-	var keys []decide.Key
+	var rows []decide.Row
 	for _, r := range requests {
-		keys = append(keys, decide.Key{Name: ratelimit.NameOf(r.Limit), Key: r.Key})
+		for shard := range r.Limit.Definition().Shards {
+			rows = append(rows, decide.Row{Key: decide.Key{Name: ratelimit.NameOf(r.Limit), Key: r.Key}, Shard: shard})
+		}
 	}
-	return s.runner.Contend(keys...)
+	return s.runner.Contend(rows...)
 }
 
 // Crowd has the calls of a store wait for the row of a limit without shards, as if it had been

@@ -20,7 +20,7 @@ type Permits struct{ store *Store }
 func (s *Store) Permits() Permits { return Permits{s} }
 
 // Acquire takes a permit of the request's limit for its key, or is refused when all are held: that is a
-// [ratelimit.Permit] that is not OK, not an error. The permit is held for the limit's Lease, by the
+// [ratelimit.Permit] that is not OK, not an error. Several permits are taken all or nothing. The permit is held for the limit's Lease, by the
 // database's clock, even if the caller fails; release it when the work is done, and renew it
 // before that if the work takes longer, or leave both to [Permits.Keep]. After an error nothing
 // is held, or a permit for a lease.
@@ -31,35 +31,55 @@ func (s *Store) Permits() Permits { return Permits{s} }
 //
 // It shares its statement with other calls, and waits for no transaction: a permit that a
 // transaction has locked is passed over. Errors are [ratelimit.ErrInvalid],
-// [ratelimit.ErrExceedsCapacity] of the rates, [ErrNotMigrated] and those of PostgreSQL and
+// [ratelimit.ErrExceedsCapacity] of the rates or of more permits than the limit has, [ErrNotMigrated] and those of PostgreSQL and
 // pgx. Without a deadline in ctx, Config.Timeout bounds it.
 func (p Permits) Acquire(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (permit ratelimit.Permit, err error) {
 	s := p.store
-	limit, key := request.Limit, request.Key
 	w := s.watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn, rates...)
-	defer func() { w.ReportPermit(named(permit, limit, key), err) }()
-	of, err := s.inFlight(limit, key, rates)
+	defer func() { w.ReportPermit(named(permit, &request), err) }()
+	of, err := s.asked(&request, rates)
 	if err != nil {
 		return ratelimit.Permit{}, err
 	}
-	return s.acquireNow(ctx, limit, of, rates)
+	return s.acquireNow(ctx, &request, of, rates)
 }
 
-// acquireNow is Acquire of a limit that has been looked at.
-func (s *Store) acquireNow(ctx context.Context, limit ratelimit.InFlight, of decide.Key, rates []ratelimit.Request) (ratelimit.Permit, error) {
-	if limit.Mode == ratelimit.ModeRefuse {
-		return decide.PermitRefused(limit, of.Key, s.conn.Instant()), nil
+// acquireNow is Acquire of a request that has been looked at.
+func (s *Store) acquireNow(ctx context.Context, request *ratelimit.PermitRequest, of decide.Key, rates []ratelimit.Request) (permit ratelimit.Permit, err error) {
+	if refusing := refuses(request); refusing != nil {
+		return decide.PermitRefused(refusing.Limit, refusing.Key, s.conn.Instant()), nil
 	}
-	permit, err := s.permits.Acquire(ctx, limit, of)
+	if request.N == 1 && len(request.More) == 0 {
+		permit, err = s.permits.Acquire(ctx, request.Limit, of)
+	} else {
+		permit, err = s.permits.AcquireSet(ctx, request.Parts())
+	}
 	return s.withRates(ctx, permit, err, rates)
+}
+
+// refuses returns the part of a request whose limit is in ModeRefuse, or nil.
+func refuses(request *ratelimit.PermitRequest) *ratelimit.PermitRequest {
+	if request.Limit.Mode == ratelimit.ModeRefuse {
+		return request
+	}
+	for i := range request.More {
+		if request.More[i].Limit.Mode == ratelimit.ModeRefuse {
+			return &request.More[i]
+		}
+	}
+	return nil
 }
 
 // AcquireWait is [Permits.Acquire] that waits for a permit until ctx ends, and then returns the
 // error of ctx; Config.Timeout bounds its statements and not the wait. Rates are asked when
 // there is a permit, and are not waited for.
 //
-// The waiters of one process are served in order of arrival. A permit that is released in the
-// process goes to the first of them, by the statement that releases it, for 4 seconds; then it
+// The waiters of one process are served in order of arrival, also when a later one wants fewer
+// permits. One that wants several of a limit is not passed over by other processes either: once it
+// is first, it collects, one at a time of each key over all processes. One that wants permits of
+// several limits holds none of them while it waits, and gets them when all are free at once.
+//
+// A permit that is released in the process goes to the first of them, by the statement that releases it, for 4 seconds; then it
 // is let go for the other processes. Besides, a process with waiters for a key looks ten times
 // a second, once for all of them, and holds no connection meanwhile. [Store.Close] ends waits
 // with [ErrClosed].
@@ -69,22 +89,21 @@ func (s *Store) acquireNow(ctx context.Context, limit ratelimit.InFlight, of dec
 // Do not call it while you hold a transaction open.
 func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (permit ratelimit.Permit, err error) {
 	s := p.store
-	limit, key := request.Limit, request.Key
 	w := s.watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn, rates...)
-	defer func() { w.ReportPermit(named(permit, limit, key), err) }()
-	of, err := s.inFlight(limit, key, rates)
+	defer func() { w.ReportPermit(named(permit, &request), err) }()
+	of, err := s.asked(&request, rates)
 	if err != nil {
 		return ratelimit.Permit{}, err
 	}
-	if limit.Mode == ratelimit.ModeRefuse { // in which nobody waits
-		return s.acquireNow(ctx, limit, of, rates)
+	if refuses(&request) != nil { // in which nobody waits
+		return s.acquireNow(ctx, &request, of, rates)
 	}
 	inner, end, err := s.conn.Work.BeginSpan(ctx)
 	if err != nil {
 		return ratelimit.Permit{}, err
 	}
 	defer end()
-	permit, err = s.permits.Await(inner, limit, of)
+	permit, err = s.permits.Await(inner, request)
 	if err != nil && ctx.Err() == nil && errors.Is(err, context.Canceled) {
 		return ratelimit.Permit{}, conn.ErrClosed
 	}
@@ -104,18 +123,17 @@ func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitReques
 // open.
 func (p Permits) AcquireTx(ctx context.Context, tx pgx.Tx, request ratelimit.PermitRequest, rates ...ratelimit.Request) (permit ratelimit.Permit, err error) {
 	s := p.store
-	limit, key := request.Limit, request.Key
 	w := s.watch(ctx, ratelimit.VerbAcquire, ratelimit.FormTx, rates...)
-	defer func() { w.ReportPermit(named(permit, limit, key), err) }()
+	defer func() { w.ReportPermit(named(permit, &request), err) }()
 	if err := s.usableIn(tx); err != nil {
 		return ratelimit.Permit{}, err
 	}
-	of, err := s.inFlight(limit, key, rates)
+	of, err := s.asked(&request, rates)
 	if err != nil {
 		return ratelimit.Permit{}, err
 	}
-	if limit.Mode == ratelimit.ModeRefuse {
-		return decide.PermitRefused(limit, key, s.conn.Instant()), nil
+	if refusing := refuses(&request); refusing != nil {
+		return decide.PermitRefused(refusing.Limit, refusing.Key, s.conn.Instant()), nil
 	}
 	var result ratelimit.Result
 	ask := func() (granted bool, err error) {
@@ -125,7 +143,12 @@ func (p Permits) AcquireTx(ctx context.Context, tx pgx.Tx, request ratelimit.Per
 		result, err = s.decideTx(ctx, tx, decide.All, false, rates)
 		return result.OK, err
 	}
-	if permit, err = s.permits.AcquireIn(ctx, tx, limit, of, ask); err != nil {
+	if request.N == 1 && len(request.More) == 0 {
+		permit, err = s.permits.AcquireIn(ctx, tx, request.Limit, of, ask)
+	} else {
+		permit, err = s.permits.AcquireSetIn(ctx, tx, request.Parts(), ask)
+	}
+	if err != nil {
 		return ratelimit.Permit{}, err
 	}
 	permit.Rates = result
@@ -282,9 +305,28 @@ func (p Permits) prune(ctx context.Context, limits []ratelimit.InFlight, each fu
 }
 
 // named is a permit with the limit and key that were asked, also after an error.
-func named(permit ratelimit.Permit, limit ratelimit.InFlight, key string) ratelimit.Permit {
-	permit.InFlight, permit.Key = limit, key
+func named(permit ratelimit.Permit, request *ratelimit.PermitRequest) ratelimit.Permit {
+	if permit.InFlight.Name == "" {
+		permit.InFlight, permit.Key, permit.N = request.Limit, request.Key, request.N
+	}
 	return permit
+}
+
+// asked is the key of a request's first limit, once all of it has been looked at and noted.
+func (s *Store) asked(request *ratelimit.PermitRequest, rates []ratelimit.Request) (decide.Key, error) {
+	of, err := s.inFlight(request.Limit, request.Key, rates)
+	if err != nil || request.N == 1 && len(request.More) == 0 {
+		return of, err
+	}
+	if err := request.Validate(); err != nil {
+		return of, err
+	}
+	for _, r := range request.More {
+		if err := s.known.Definitions.NoteInFlight(r.Limit.Name); err != nil {
+			return of, err
+		}
+	}
+	return of, nil
 }
 
 // inFlight is the key of a limit's permits, once it has been looked at and noted.
@@ -311,6 +353,11 @@ func (s *Store) held(permit ratelimit.Permit) error {
 	if err := permit.Validate(); err != nil {
 		return err
 	}
+	for _, p := range permit.With {
+		if err := s.known.Definitions.NoteInFlight(p.InFlight.Name); err != nil {
+			return err
+		}
+	}
 	return s.known.Definitions.NoteInFlight(permit.InFlight.Name)
 }
 
@@ -329,5 +376,5 @@ func (s *Store) withRates(ctx context.Context, permit ratelimit.Permit, err erro
 	if err != nil {
 		return ratelimit.Permit{}, err
 	}
-	return ratelimit.Permit{InFlight: permit.InFlight, Key: permit.Key, At: permit.At, Rates: result}, nil
+	return ratelimit.Permit{InFlight: permit.InFlight, Key: permit.Key, N: permit.N, At: permit.At, Rates: result}, nil
 }

@@ -256,6 +256,25 @@ func TestLineThatDoesNotMove(t *testing.T) {
 	})
 }
 
+// Somebody may have the locks of all shards. A transaction that was not served in the line of the
+// first, and then needs several, waits in no other.
+func TestLinesOfShardsThatDoNotMove(t *testing.T) {
+	t.Parallel()
+	l := newLined(t)
+	limit := slow("shards", 20)
+	limit.Shards = 2
+	l.request = limit.For("k")
+	mustAllow(t, l.store, limit.ForN("k", 8))
+	mustAllow(t, l.store, limit.ForN("k", 8)) // of the other
+	for _, l.lock = range l.store.Meet(l.request) {
+		defer l.hold(t)()
+	}
+	if _, err := l.allow(within(t, 10*time.Second), 4, nothing); err != nil {
+		t.Fatal(err)
+	}
+	wantLeft(t, l.store, limit.ForN("k", 0), 0)
+}
+
 // A transaction that cannot take the lock over from its session does nothing, and the session, of
 // which nobody knows what it has, is ended.
 func TestLineThatCannotBeTakenOver(t *testing.T) {

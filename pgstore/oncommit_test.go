@@ -413,7 +413,8 @@ func TestOnCommitShadow(t *testing.T) {
 	s.want(t, 2)
 }
 
-// TestOnCommitLost loses the answer to COMMIT, after it was done and before it arrived.
+// TestOnCommitLost loses the answer to the second COMMIT, after it was done and before it arrived. The
+// first one failed, after its takes were granted.
 func TestOnCommitLost(t *testing.T) {
 	t.Parallel()
 	for _, committed := range []bool{true, false} {
@@ -426,7 +427,11 @@ func TestOnCommitLost(t *testing.T) {
 			if _, err := s.store.AllowOnCommit(t.Context(), s.requests(), "", func(pgx.Tx) error { return nil }); err != nil {
 				t.Fatal(err) // it is known what server this is
 			}
+			s.atCommit(t, 1, `RAISE EXCEPTION 'raised by the test' USING ERRCODE = '40001'`)
 			result, err := onCommit(s.store, "")(within(t, 20*time.Second), s.requests(), s.order(t.Context(), func(pgx.Tx) error {
+				if s.runs.Load() == 1 {
+					return nil
+				}
 				fate := func(n int, _ []byte) relay.Fate {
 					if n == 1 {
 						return relay.Cut
@@ -443,7 +448,7 @@ func TestOnCommitLost(t *testing.T) {
 			if (err == nil) != committed || result.OK != committed || result.Receipt != nil || errors.Is(err, pgstore.ErrOutcomeUnknown) {
 				t.Errorf("got %+v and %v", result, err)
 			}
-			s.wantRuns(t, 1)
+			s.wantRuns(t, 2)
 			want := 0
 			if committed {
 				want = 1

@@ -5,8 +5,9 @@ import "context"
 // Probe asks the server a statement that needs nothing of it, on a connection that it makes for
 // this and closes, so that neither connections in use nor dead ones of the pool matter. If the server
 // has no room for that one, it is asked by a connection of the pool. The first answer after a probe
-// that failed has the pool replace its connections, since those may be dead without knowing. Package
-// fallback calls it once a second while the database is silent.
+// that failed has the pool replace its connections, since those may be dead without knowing. Until the
+// pool has one again, and for 30 seconds at most, Probe returns an error. Package fallback calls it
+// once a second while the database is silent.
 func (s *Store) Probe(ctx context.Context) error {
 	if err := s.usable(); err != nil {
 		return err
@@ -14,6 +15,7 @@ func (s *Store) Probe(ctx context.Context) error {
 	return s.conn.Probe(ctx)
 }
 
-// PoolInUse reports whether all connections of the pool are in use, so that a call has to wait for
-// one. A Store without a pool has none in use.
+// PoolInUse reports whether the application has all connections of the pool in use, so that a call has
+// to wait for one. It is false unless the last 30 seconds have a Probe that was answered and none that
+// failed, since the connections may be dead. A Store without a pool has none in use.
 func (s *Store) PoolInUse() bool { return s.usable() == nil && s.conn.InUse() }

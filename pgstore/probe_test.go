@@ -17,8 +17,8 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// The probe needs no connection of the pool, and after a silence has it replace those that are dead
-// without knowing.
+// The probe needs no connection of the pool. After a silence it has the pool replace those that are
+// dead without knowing, and waits until there is one.
 func TestProbe(t *testing.T) {
 	t.Parallel()
 	r := newRelay(t)
@@ -45,6 +45,13 @@ func TestProbe(t *testing.T) {
 	}
 	r.interfere(nil, nil)
 	opened := s.Pool.Stat().NewConnsCount()
+	held = acquireConn(t, s.Pool)
+	ctx, cancel = context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if err := s.store.Probe(ctx); !errors.Is(err, context.DeadlineExceeded) || s.store.PoolInUse() {
+		t.Errorf("after a silence, with the pool held: Probe() = %v, PoolInUse() = %v, want its deadline and false", err, s.store.PoolInUse())
+	}
+	held.Release()
 	if err := s.store.Probe(t.Context()); err != nil {
 		t.Fatal(err)
 	}

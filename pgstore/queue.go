@@ -33,17 +33,22 @@ type QueuedTake struct{ queued *tx.Queued }
 // COMMIT included, and the transaction has failed until it is rolled back. Close of the batch's
 // results returns it as a [*ratelimit.RefusedError], whose Result is that of the limit that refused.
 // Its RetryAfter is the decision's own, so no other statement asks. Whoever reads result by result
-// hands an error to [QueuedTake.Err].
+// hands an error to [QueuedTake.Err]; Config.Observe hears of a take from there and from Close, and
+// not if a statement before it fails.
 //
 // Each refusal is a line in the server's log, which names no key, and makes pgx prepare the
 // batch's statements again. So this is for limits that seldom refuse; [Store.AllowTx] is for others.
 //
 // QueueTake sends nothing, and its own errors queue nothing: [ratelimit.ErrInvalid],
-// [ratelimit.ErrExceedsCapacity], and the refusal of a limit in [ratelimit.ModeRefuse]. A limit in
-// [ratelimit.ModeShadow] never fails the batch. Limits with shards and sliding windows cannot be
-// taken from this way, and on a [Config.Portable] table windows cannot: that is
-// [ratelimit.ErrInvalid]. Rows are locked in the one order of all calls, but two QueueTake in one
-// transaction have no common order: ask for several limits in one.
+// [ratelimit.ErrExceedsCapacity], and the refusal of a limit in [ratelimit.ModeRefuse]. Limits with
+// shards and sliding windows cannot be taken from this way, and on a [Config.Portable] table windows
+// cannot: that is [ratelimit.ErrInvalid]. Rows are locked in the one order of all calls, but two
+// QueueTake in one transaction have no common order: ask for several limits in one.
+//
+// A limit in [ratelimit.ModeShadow] never fails the batch. In it a window that was paused in this
+// period, or whose Start was moved, takes nothing and is told as refused. A take from a quota by the
+// calendar whose row is behind by more edges than a statement has, such as one in debt, is an error
+// until AllowTx has taken from it.
 func (s *Store) QueueTake(batch *pgx.Batch, requests ...ratelimit.Request) (*QueuedTake, error) {
 	if err := s.usable(); err != nil {
 		return nil, err
@@ -62,8 +67,9 @@ func (s *Store) QueueTake(batch *pgx.Batch, requests ...ratelimit.Request) (*Que
 }
 
 // Result returns the result of a take that was granted, once the results of the batch have been
-// closed; before, and if the batch failed, it is the zero Result. As with [Store.AllowTx] the tokens
-// are spent if and only if the transaction commits.
+// closed; before, and if the take failed or its result was read in another way, it is the zero
+// Result. As with [Store.AllowTx] the tokens are spent if and only if the transaction commits, which
+// it does not if what is behind the take fails.
 func (q *QueuedTake) Result() ratelimit.Result { return q.queued.Result }
 
 // Err returns the refusal if err, which reading the results of the batch returned, is one of this

@@ -3,6 +3,10 @@ package pgstore_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -146,6 +150,147 @@ func TestQueueTakeRefusal(t *testing.T) {
 			t.Errorf("at %v: got %v and %v, want OK %v", at.Time, result, err, at.ok)
 		}
 	}
+}
+
+// TestQueueTakeDigits has a session that writes numbers as text with one digit: a refusal is told as
+// Allow tells it, to the last bit.
+func TestQueueTakeDigits(t *testing.T) {
+	t.Parallel()
+	for _, mode := range queryModes[:3] { // in the others Allow reads numbers from text
+		t.Run(mode.name, func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) {
+				c.ConnConfig.RuntimeParams["extra_float_digits"], c.ConnConfig.DefaultQueryExecMode = "-15", mode.mode
+			}))
+			workTable(t, db)
+			c := newClock()
+			store := newStore(t, db, onClock(c))
+			for _, limit := range []ratelimit.Limit{
+				ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Hour},
+				ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Hour + time.Microsecond},
+				ratelimit.FixedWindow{Name: "calendar", Rate: 7, Every: ratelimit.Month},
+			} {
+				for _, paused := range []time.Duration{0, 99*365*24*time.Hour + time.Microsecond} {
+					mustAllow(t, store, limit.ForN("k", 6.123456789))
+					if paused > 0 {
+						wantPaused(t, store, limit, "k", c.now(), c.now().Add(paused))
+						if _, err := store.Credit(t.Context(), limit.ForN("k", 5)); err != nil { // which the pause alone keeps
+							t.Fatal(err)
+						}
+					}
+					c.add(1234567 * time.Microsecond)
+					var refused *ratelimit.RefusedError
+					_, err := takeBetween(t.Context(), db, store, db.Pool, limit.ForN("k", 4))
+					want, wantErr := store.Allow(t.Context(), limit.ForN("k", 4))
+					if !errors.As(err, &refused) || wantErr != nil || !refused.Result.RetryAt.Equal(want.RetryAt) || refused.Result.Value != want.Value || !refused.Result.PausedUntil.Equal(want.PausedUntil) {
+						t.Errorf("%v: got %v, want %+v, %v", limit, err, want, wantErr)
+					}
+					mustReset(t, store, limit, "k")
+				}
+			}
+		})
+	}
+}
+
+// TestQueueTakeForged has a statement of the caller's fail of a text that has the marks that follow
+// those of a refusal: it is no refusal.
+func TestQueueTakeForged(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	limit := slow("api", 10)
+	mustAllow(t, store, limit.ForN("k", 10))
+	send := func(key string, work ...string) (*pgstore.QueuedTake, error) {
+		var batch pgx.Batch
+		take, err := store.QueueTake(&batch, limit.For(key))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, text := range work {
+			batch.Queue("SELECT ($1::text)::float8", text)
+		}
+		results := db.Pool.SendBatch(t.Context(), &batch)
+		for err == nil {
+			_, err = results.Exec()
+		}
+		_ = results.Close()
+		return take, err
+	}
+	_, told := send("k")
+	mark := regexp.MustCompile(`ratelimit refused (\w+)\.0`).FindStringSubmatch(told.Error())
+	if mark == nil {
+		t.Fatal(told)
+	}
+	number, err := strconv.ParseUint(mark[1], 10, 64)
+	if err != nil {
+		number, _ = strconv.ParseUint(mark[1], 16, 64)
+	}
+	var forged strings.Builder
+	for range 1000 { // others in this process take as well
+		number++
+		fmt.Fprintf(&forged, "ratelimit refused %d.0 0 0 0 - . ratelimit refused %016x.0 0 . ", number, number)
+	}
+	take, err := send("other", forged.String())
+	if codeOf(err) != "22P02" || take.Err(err) != err {
+		t.Errorf("an error of the caller's is taken for %v", take.Err(err))
+	}
+	for _, text := range []string{mark[0], mark[0] + " "} {
+		if _, err := send("other", text); codeOf(err) != "22P02" {
+			t.Errorf("got %v", err)
+		}
+	}
+}
+
+// TestQueueTakeTold has each end told once, however it was read, and whatever was sent before.
+func TestQueueTakeTold(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	var h heard
+	store := newStore(t, db, observed(&h))
+	wantTold := func(what string, wanted ...ratelimit.Outcome) {
+		t.Helper()
+		var got []ratelimit.Outcome
+		for _, e := range h.take() {
+			got = append(got, e.Outcome)
+		}
+		if !slices.Equal(got, wanted) {
+			t.Errorf("%s: heard %q, want %q", what, got, wanted)
+		}
+	}
+	queue := func(requests ...ratelimit.Request) (*pgx.Batch, *pgstore.QueuedTake) {
+		t.Helper()
+		var batch pgx.Batch
+		take, err := store.QueueTake(&batch, requests...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &batch, take
+	}
+
+	batch, take := queue(slow("a", 2).For("k"), slow("b", 2).For("k"), slow("c", 5).For("k"))
+	for i := range 3 { // pgx does not promise that this goes well
+		err := db.Pool.SendBatch(t.Context(), batch).Close()
+		if granted := i < 2; granted != (err == nil) || granted != take.Result().OK || granted != (len(take.Result().Each()) == 3) {
+			t.Errorf("sent %d times: got %v and %v", i+1, take.Result(), err)
+		}
+	}
+	wantTold("sent thrice", ratelimit.OutcomeGranted, ratelimit.OutcomeGranted, ratelimit.OutcomeRefused)
+
+	batch, take = queue(slow("a", 2).For("k"))
+	results := db.Pool.SendBatch(t.Context(), batch)
+	_, err := results.Exec()
+	for _, err := range []error{err, results.Close()} {
+		if !errors.Is(take.Err(err), ratelimit.ErrRefused) {
+			t.Errorf("got %v", take.Err(err))
+		}
+	}
+	wantTold("read by hand", ratelimit.OutcomeRefused)
+
+	batch, take = queue(slow("a", 2).For("k").In(ratelimit.ModeShadow))
+	if err := db.Pool.SendBatch(t.Context(), batch).Close(); err != nil || !take.Result().OK || !take.Result().Shadowed {
+		t.Errorf("in shadow alone: got %+v and %v", take.Result(), err)
+	}
+	wantTold("in shadow alone", ratelimit.OutcomeGranted)
 }
 
 // TestQueueTakeBeforeSending has requests that no batch can have: they are errors, and queue nothing.

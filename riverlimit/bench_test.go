@@ -25,8 +25,8 @@ func BenchmarkJobsInFlight(b *testing.B) {
 	}
 	for b.Loop() {
 		bench := newBench(b)
-		m := middleware(b, bench.store, riverlimit.MiddlewareConfig{InFlight: func(*rivertype.JobRow) (ratelimit.InFlight, string) {
-			return ratelimit.InFlight{Name: "all", Limit: 1000}, ""
+		m := middleware(b, bench.store, riverlimit.MiddlewareConfig{InFlight: func(*rivertype.JobRow) ratelimit.PermitRequest {
+			return ratelimit.InFlight{Name: "all", Limit: 1000}.For("")
 		}})
 		var with, without, shares []float64
 		for range rounds {

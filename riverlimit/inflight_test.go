@@ -19,7 +19,7 @@ import (
 
 var threeAtOnce = ratelimit.InFlight{Name: "at_once", Limit: 3, Lease: 30 * time.Second}
 
-func inFlight(*rivertype.JobRow) (ratelimit.InFlight, string) { return threeAtOnce, "" }
+func inFlight(*rivertype.JobRow) ratelimit.PermitRequest { return threeAtOnce.For("") }
 
 // Jobs of two clients, which know nothing of each other, are never more than the limit at a
 // time, use up no attempt while they wait, and take from their rates once.
@@ -71,8 +71,8 @@ func TestJobsGiveTheirPermitsBack(t *testing.T) {
 	const n = 6
 	b.insertPlain(t, n)
 	var calls atomic.Int32
-	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(*rivertype.JobRow) (ratelimit.InFlight, string) {
-		return ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Hour}, ""
+	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(*rivertype.JobRow) ratelimit.PermitRequest {
+		return ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Hour}.For("")
 	}})
 	start(t, b.client(t, b.config(func(ctx context.Context, job *river.Job[callArgs]) error {
 		calls.Add(1)
@@ -91,6 +91,29 @@ func TestJobsGiveTheirPermitsBack(t *testing.T) {
 	if got := calls.Load(); got != n+n/3 {
 		t.Errorf("%d attempts, want %d", got, n+n/3)
 	}
+}
+
+// Jobs hold as many permits as they weigh, and those of other limits besides.
+func TestJobsInFlightByWeight(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	const n = 4
+	b.insertPlain(t, n)
+	var at atomic.Int32
+	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(*rivertype.JobRow) ratelimit.PermitRequest {
+		return threeAtOnce.ForN("", 2).And(ratelimit.InFlight{Name: "all", Limit: 9}.For(""))
+	}})
+	start(t, b.client(t, b.config(func(ctx context.Context, _ *river.Job[callArgs]) error {
+		if now := at.Add(1); now > 1 {
+			t.Errorf("%d jobs of weight 2 have permits of 3", now)
+		}
+		defer at.Add(-1)
+		if permit, ok := riverlimit.PermitOf(ctx); !ok || len(permit.More) != 1 || len(permit.With) != 1 {
+			t.Errorf("the permit of the job is %v, %v", permit, ok)
+		}
+		return ctx.Err()
+	}, m)))
+	b.eventually(t, n, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
 }
 
 // The limit of a job's permit is by what the catalog says.
@@ -123,8 +146,8 @@ func TestJobsInFlightRefusedByMode(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	mode := ratelimit.ModeRefuse
-	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(*rivertype.JobRow) (ratelimit.InFlight, string) {
-		return threeAtOnce.In(mode), ""
+	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(*rivertype.JobRow) ratelimit.PermitRequest {
+		return threeAtOnce.In(mode).For("")
 	}})
 	o := newOne(t, b, m)
 	job := o.work(nil, river.EventKindJobSnoozed, 0)
@@ -140,11 +163,11 @@ func TestJobsInFlightOfBadLimits(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.insertPlain(t, 2)
-	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) (limit ratelimit.InFlight, _ string) {
+	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) (r ratelimit.PermitRequest) {
 		if job.ID%2 == 0 {
-			limit.Name = "without permits"
+			r.Limit.Name = "without permits"
 		}
-		return limit, ""
+		return r
 	}})
 	start(t, b.client(t, b.config(func(context.Context, *river.Job[callArgs]) error { return nil }, m)))
 	b.eventually(t, 1, `SELECT count(*) FROM river_job WHERE state = 'completed'`)

@@ -36,13 +36,13 @@ type MiddlewareConfig struct {
 	// [ByKind] and [ByQueue] for simple ones.
 	Limits func(job *rivertype.JobRow) []ratelimit.Request
 
-	// InFlight says which limit of how many at once a job is under, and for which key,
-	// over all workers; a limit without a name means none. The job waits for a permit before
+	// InFlight says which limits of how many at once a job is under, for which keys, and how many
+	// permits it weighs, over all workers; a limit without a name means none. The job waits for its permits before
 	// it reserves anything, first come, first served in each process, for MaxWait; then it is
-	// snoozed, for MaxWait on average. It holds the permit until it has ended, in whichever way,
-	// and its context ends with [ratelimit.ErrLeaseLost] as its cause if the permit is lost. See
+	// snoozed, for MaxWait on average. It holds them until it has ended, in whichever way,
+	// and its context ends with [ratelimit.ErrLeaseLost] as its cause if they are lost. See
 	// [PermitOf]. The default is none.
-	InFlight func(job *rivertype.JobRow) (limit ratelimit.InFlight, key string)
+	InFlight func(job *rivertype.JobRow) ratelimit.PermitRequest
 
 	// Catalog chooses the limit of a key, such as an override in a database, in place of those
 	// of Limits and InFlight: a *catalog.Catalog. Nil leaves them as they are.

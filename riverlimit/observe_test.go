@@ -29,11 +29,11 @@ func TestObserveJobs(t *testing.T) {
 	config := riverlimit.MiddlewareConfig{
 		Limits:  func(*rivertype.JobRow) []ratelimit.Request { return requests },
 		MaxWait: time.Second, // for a permit, with the round trip of what is free
-		InFlight: func(*rivertype.JobRow) (ratelimit.InFlight, string) {
+		InFlight: func(*rivertype.JobRow) ratelimit.PermitRequest {
 			if permitted {
-				return permits, "k"
+				return permits.For("k")
 			}
-			return ratelimit.InFlight{}, ""
+			return ratelimit.PermitRequest{}
 		},
 		Observe: func(ctx context.Context, e ratelimit.Event) {
 			if job := riverlimit.JobOf(ctx); job == nil || job.Kind != "call" {

@@ -199,6 +199,18 @@ var followed = map[string]func(p *patient){
 		p.exec(after(p.advised("oldest snapshot", "SELECT pg_terminate_backend"), "SELECT pg_terminate_backend"))
 		p.well("oldest snapshot", "pg_terminate_backend")
 	},
+	"overdue": func(p *patient) {
+		p.take(monthly, "k", 1000)
+		p.program("catalog", "set", "monthly", "k", "--rate", "2000", "--yes").ok(p.T)
+		p.exec("UPDATE rate_limit_pending SET due = clock_timestamp() - interval '2 minutes'")
+		p.advised("definitions", "ratelimit catalog complete")
+		p.program("catalog", "complete").ok(p.T)
+		p.well("definitions", "catalog complete")
+		p.must(p.catalog.Refresh(p.Context()))
+		if left := p.left(p.catalog.For(monthly, "k").Limit, "k"); left != 1000 {
+			p.Errorf("%v tokens are left, want 1000", left)
+		}
+	},
 	"not used": func(p *patient) {
 		p.exec("INSERT INTO rate_limit_definitions (name, key, rate) VALUES ('sharded', 'k', 0.5), ('sharded', 'l', 0.5)")
 		p.advised("definitions", "ratelimit catalog set")

@@ -27,10 +27,10 @@ func catalogCommand(o *options) *cobra.Command {
 		GroupID: operating,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return bad("catalog: want one of ls, set, on, off, unset, import, export and history")
+			return bad("catalog: want one of ls, set, on, off, unset, complete, import, export and history")
 		},
 	}
-	c.AddCommand(catalogLs(o), catalogSet(o), catalogSwitch(o, "on", catalog.On), catalogSwitch(o, "off", catalog.Off), catalogUnset(o), catalogImport(o), catalogExport(o), catalogHistory(o))
+	c.AddCommand(catalogLs(o), catalogSet(o), catalogSwitch(o, "on", catalog.On), catalogSwitch(o, "off", catalog.Off), catalogUnset(o), catalogComplete(o), catalogImport(o), catalogExport(o), catalogHistory(o))
 	return c
 }
 
@@ -42,17 +42,18 @@ func (o *options) onCatalog(cmd *cobra.Command, do func(d *inspect.Inspector) er
 		return err
 	}
 	defer pool.Close()
-	c, err := catalog.New(pool, &catalog.Config{Schema: o.schema, Logger: silent})
+	store, err := pgstore.New(pool, &pgstore.Config{Schema: o.schema})
+	if err != nil {
+		return err
+	}
+	c, err := catalog.New(pool, &catalog.Config{Schema: o.schema, Store: store, Logger: silent})
 	if err != nil {
 		return err
 	}
 	if err := c.Refresh(cmd.Context()); err != nil {
 		return err
 	}
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: o.schema})
-	if err == nil {
-		err = do(&inspect.Inspector{Pool: pool, Schema: o.schema, Store: store, Catalog: c})
-	}
+	err = do(&inspect.Inspector{Pool: pool, Schema: o.schema, Store: store, Catalog: c})
 	if errors.Is(err, catalog.ErrUnknown) {
 		return badInput{err}
 	}
@@ -125,7 +126,7 @@ type overrideFlags struct {
 // An editing is an edit of an override, which is confirmed.
 type editing struct {
 	*options
-	all, lower bool
+	all, lower, asIs bool
 }
 
 func catalogSet(o *options) *cobra.Command {
@@ -137,7 +138,10 @@ func catalogSet(o *options) *cobra.Command {
 the fields that are named are changed, and the rest stays; --clear takes fields away. It says
 what was and what it becomes, and asks. With --all-keys it says how many keys that concerns, and
 how many of them would be refused now. What grants less than the program has published is asked
-for once more: where nobody can answer, say --lower.`,
+for once more: where nobody can answer, say --lower.
+
+What was used stays used: a raise adds what it is larger by to what is left, within 10 seconds, and
+a cut takes it away. With --as-is what is left stays, as far as the new capacity has room.`,
 		Example: `  ratelimit catalog set send_message alice --rate 100 --capacity 200 --until 48h --note 'moving house' --yes
   ratelimit catalog set send_message alice --until never
   ratelimit catalog set send_message --all-keys --mode refuse --until 10m --yes --lower`,
@@ -189,6 +193,7 @@ func (o *options) editing(c *cobra.Command, by func(cmd *cobra.Command) (*catalo
 		return o.onCatalog(cmd, func(d *inspect.Inspector) error { return e.make(cmd, d, args[0], key, override) })
 	}
 	c.Flags().BoolVar(&e.all, "all-keys", false, "for all keys; fields of a key's own override go before")
+	c.Flags().BoolVar(&e.asIs, "as-is", false, "leave what is left as it is, in place of what was used")
 	c.Flags().BoolVar(&e.lower, "lower", false, "do not ask again when it grants less than the program has published")
 	return o.losing(o.audited(o.onDatabase(c)))
 }
@@ -209,6 +214,9 @@ func (e *editing) make(cmd *cobra.Command, d *inspect.Inspector, name, key strin
 	edit, err := d.Catalog.Preview(cmd.Context(), name, key, by)
 	if err != nil {
 		return err
+	}
+	if edit.AsIs = e.asIs; e.asIs {
+		edit.Left = nil
 	}
 	p := e.printer(cmd)
 	if key != catalog.AllKeys && by != nil {
@@ -231,8 +239,31 @@ func (e *editing) make(cmd *cobra.Command, d *inspect.Inspector, name, key strin
 		p.say("it is so already: %s", visible.Lines(inspect.Override(edit.Became)))
 	default:
 		p.say("%s", visible.Lines(inspect.Edit(&edit)))
+		if edit.Left != nil {
+			p.say("%s: %s", p.key(key), edit.Left)
+		}
 	}
 	return nil
+}
+
+// catalogComplete is for a cron where no program's catalog has a store.
+func catalogComplete(o *options) *cobra.Command {
+	return o.onDatabase(&cobra.Command{
+		Use:     "complete",
+		Short:   "Complete raises that are due, where no program does it",
+		Example: "  ratelimit catalog complete",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return o.onCatalog(cmd, func(d *inspect.Inspector) error {
+				n, err := d.Catalog.Complete(cmd.Context())
+				if err != nil {
+					return fmt.Errorf("after %s: %w", plural(n, "key"), err)
+				}
+				o.printer(cmd).say("looked at %s", plural(n, "key"))
+				return nil
+			})
+		},
+	})
 }
 
 // agreed asks whether an edit is to be made, and once more if it grants less than the program
@@ -243,6 +274,9 @@ func (e *editing) agreed(cmd *cobra.Command, d *inspect.Inspector, edit *catalog
 		whose = "key " + visible.Short(edit.Key, keyWidth)
 	}
 	what := fmt.Sprintf("change the override of %s of %s: %s", whose, visible.Text(edit.Name), visible.Lines(inspect.Edit(edit)))
+	if edit.Left != nil {
+		what += "; " + edit.Left.String()
+	}
 	if edit.Key == catalog.AllKeys {
 		what += "; " + reachOf(cmd.Context(), d, edit)
 	}
@@ -276,6 +310,7 @@ type editJSON struct {
 	Was    *overrideJSON `json:"was"`
 	Became *overrideJSON `json:"became"`
 	Lower  []string      `json:"lower,omitempty"`
+	Left   *catalog.Left `json:"left,omitempty"`
 }
 
 func editJSONOf(e *catalog.Edit) editJSON {
@@ -285,7 +320,7 @@ func editJSONOf(e *catalog.Edit) editJSON {
 		}
 		return new(overrideOf(&catalog.Entry{Name: e.Name, Key: e.Key, Override: *o}))
 	}
-	return editJSON{side(e.Was), side(e.Became), e.Lower}
+	return editJSON{side(e.Was), side(e.Became), e.Lower, e.Left}
 }
 
 // override is the edit that the flags name.
@@ -366,7 +401,7 @@ func catalogImport(o *options) *cobra.Command {
 		Use:   "import FILE",
 		Short: "Write definitions and overrides from a file into the catalog",
 		Long: `Write definitions and overrides from a file, as export prints them, in place of those that are
-there: all, or on an error none. What the file does not name stays. - is standard input, with
+there: all, or on an error none. What the file does not name stays, and so does what is left of keys. - is standard input, with
 --yes.`,
 		Example: `  ratelimit catalog import limits.jsonl --yes`,
 		Args:    cobra.ExactArgs(1),
@@ -379,7 +414,10 @@ there: all, or on an error none. What the file does not name stays. - is standar
 				if ok, err := o.confirmed(cmd, "write "+f.describe()+" into the catalog"); !ok {
 					return err
 				}
-				err := pgx.BeginFunc(cmd.Context(), d.Pool, func(tx pgx.Tx) error { return f.into(cmd.Context(), tx, d.Catalog) })
+				asIs, err := catalog.New(d.Pool, &catalog.Config{Schema: o.schema, Logger: silent})
+				if err == nil {
+					err = pgx.BeginFunc(cmd.Context(), d.Pool, func(tx pgx.Tx) error { return f.into(cmd.Context(), tx, asIs) })
+				}
 				if err != nil {
 					return err
 				}

@@ -172,7 +172,7 @@ func TestCatalogRefuses(t *testing.T) {
 		{[]string{"set", "api", "k", "--rate", "0"}, "--rate 0: must not be 0"},
 		{[]string{"set", "api", "k", "--note", ""}, "--clear note takes it away"},
 		{[]string{"set", "api", "k"}, "names no field"},
-		{[]string{"off", "api", "k"}, "would replace no field"},
+		{[]string{"off", "api", "k"}, "there is none to turn on or off"},
 		{[]string{"set", "api", "k", "--clear", "shards"}, `--clear "shards": must be among rate, period`},
 		{[]string{"set", "api", `"\x00all keys"`, "--rate", "5"}, "no key can be this"},
 		{[]string{"set", "api", "k", "--slots", "5"}, "sliding window only"},
@@ -369,4 +369,40 @@ func TestMan(t *testing.T) {
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
 		wantIn(t, execute(t, "", "completion", shell).ok(t), "ratelimit")
 	}
+}
+
+// What was used stays used, and it is said before and after; with --as-is what is left stays.
+func TestCatalogKeepsWhatWasUsed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.take(monthly, "acme", 1000)
+	left := func(want float64) {
+		t.Helper()
+		w.must(w.catalog.Refresh(t.Context()))
+		statuses, err := w.store.CheckEach(t.Context(), w.catalog.ForN(monthly, "acme", 0))
+		w.must(err)
+		if statuses[0].Value != want {
+			t.Errorf("%v left, want %v", statuses[0].Value, want)
+		}
+	}
+	raise := []string{"catalog", "set", "monthly", "acme", "--rate", "10000"}
+	const said = "0 left of 1,000 → 9,000 left of 10,000 (within 10s)"
+	w.program(append(raise, "--dry-run")...).wantStatus(t, exitOK, said)
+	left(0)
+	wantIn(t, w.program(append(raise, "--yes")...).ok(t), "acme: "+said)
+	left(0)
+	wantIn(t, w.program("catalog", "complete").ok(t), "looked at 0 keys")
+	_, err := w.db.Pool.Exec(t.Context(), "UPDATE "+w.db.Schema+".rate_limit_pending SET due = clock_timestamp() - interval '2 minutes'")
+	w.must(err)
+	if found := doctorOf(t, w.program("doctor", "--json"))["definitions"]; !strings.Contains(found, "have not got what a raise gives them") {
+		t.Errorf("the doctor finds %q", found)
+	}
+	wantIn(t, w.program("catalog", "complete").ok(t), "looked at 1 key")
+	left(9000)
+	wantIn(t, w.program("catalog", "set", "monthly", "acme", "--rate", "2000", "--yes").ok(t), "acme: 9,000 left of 10,000 → 1,000 left of 2,000\n")
+	left(1000)
+	if out := w.program("catalog", "set", "monthly", "acme", "--rate", "5000", "--as-is", "--yes").ok(t); strings.Contains(out, "left") {
+		t.Errorf("it says %q", out)
+	}
+	left(1000)
 }

@@ -440,7 +440,7 @@ const (
 
 // definitions looks for those that disagree.
 func (d *doctor) definitions(ctx context.Context) error {
-	published, err := openCatalog(ctx, d.Pool, d.Schema)
+	published, err := openCatalog(ctx, d.Pool, d.Schema, d.Store)
 	if err != nil || !d.there {
 		return err
 	}
@@ -457,6 +457,13 @@ func (d *doctor) definitions(ctx context.Context) error {
 	}
 	for _, fault := range published.Ignored() {
 		d.advise("not used", warning, "definitions", "a row of the catalog is not used: "+fault.Error(), "mend it by ratelimit catalog set, or remove it by catalog unset")
+	}
+	late, err := published.Overdue(ctx, overdue)
+	if err != nil && !errors.Is(err, catalog.ErrNotMigrated) {
+		return err
+	}
+	for _, name := range late {
+		d.advise("overdue", warning, "definitions", "keys of "+visible.Text(name)+" have not got what a raise gives them", "give a program's catalog a Config.Store and Run, or run ratelimit catalog complete")
 	}
 	if err := d.turns(ctx, published); err != nil {
 		return err
@@ -476,6 +483,9 @@ func (d *doctor) compare(published, inFile *catalog.Catalog) {
 		}
 	}
 }
+
+// overdue is for how long a raise can be due before nobody seems to complete it.
+const overdue = time.Minute
 
 // Programs that publish different definitions under one name change it with each start.
 const (

@@ -124,7 +124,7 @@ func (o *options) desk(ctx context.Context) (*inspect.Inspector, error) {
 		err = d.Store.Ready(ctx)
 	}
 	if err == nil && fromFile == nil {
-		d.Catalog, err = openCatalog(ctx, pool, o.schema)
+		d.Catalog, err = openCatalog(ctx, pool, o.schema, d.Store)
 	}
 	if err != nil {
 		pool.Close()
@@ -134,8 +134,8 @@ func (o *options) desk(ctx context.Context) (*inspect.Inspector, error) {
 }
 
 // openCatalog reads the catalog in the database. Where there is none, it is empty.
-func openCatalog(ctx context.Context, pool *pgxpool.Pool, schema string) (*catalog.Catalog, error) {
-	c, err := catalog.New(pool, &catalog.Config{Schema: schema, Logger: silent})
+func openCatalog(ctx context.Context, pool *pgxpool.Pool, schema string, store *pgstore.Store) (*catalog.Catalog, error) {
+	c, err := catalog.New(pool, &catalog.Config{Schema: schema, Store: store, Logger: silent})
 	if err == nil {
 		err = c.Refresh(ctx)
 	}

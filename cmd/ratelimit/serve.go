@@ -73,6 +73,7 @@ func (s *server) run(cmd *cobra.Command) error {
 	if err != nil {
 		return asBad(err)
 	}
+	go s.config.Catalog.Run(ctx) // which completes raises
 	serving := &http.Server{Handler: page, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(s.config.Logger.Handler(), slog.LevelWarn)}
 	fmt.Fprintf(cmd.OutOrStdout(), "http://%s%s/\n", at, s.config.Prefix)
 	stop := context.AfterFunc(ctx, func() {

@@ -120,6 +120,77 @@ func TestPermitFunctions(t *testing.T) {
 	}
 }
 
+// Functions take, renew and release several permits, all or none, and Go the same permits.
+func TestSeveralPermitsByFunctions(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	withFunctions(t, db, nil)
+	ctx, calling := t.Context(), calling
+	calling.Name = db.Schema
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var numbers []int32
+	var fences []int64
+	take := func(n int) (ok bool) {
+		t.Helper()
+		err := db.Pool.QueryRow(ctx, "SELECT ok, coalesce(numbers, '{}'), coalesce(fences, '{}') FROM "+db.Schema+".rate_limit_acquire_n($1, 'k', $2, 3, '1 hour')", calling.Name, n).
+			Scan(&ok, &numbers, &fences)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ok
+	}
+	wantHeld := func(want int) {
+		t.Helper()
+		if held, err := store.Permits().Held(ctx, calling, "k"); err != nil || len(held) != want {
+			t.Errorf("%v are held, and %v, want %d", held, err, want)
+		}
+	}
+	ask := func(call string) (ok bool) {
+		t.Helper()
+		if err := db.Pool.QueryRow(ctx, "SELECT "+fmt.Sprintf(call, db.Schema), calling.Name, numbers, fences).Scan(&ok); err != nil {
+			t.Fatal(err)
+		}
+		return ok
+	}
+	const renew, release = "(%s.rate_limit_renew_n($1, 'k', $2, $3, '1 hour')).ok", "%s.rate_limit_release_n($1, 'k', $2, $3)"
+	if !take(2) || len(numbers) != 2 || numbers[0] == numbers[1] || len(fences) != 2 {
+		t.Errorf("got %v and %v, want two permits", numbers, fences)
+	}
+	wantHeld(2)
+	mine, its := numbers, fences
+	if take(2) || len(numbers) != 0 {
+		t.Error("two of one that is left are given")
+	}
+	wantHeld(2)
+	numbers, fences = mine, []int64{its[0], its[1] - 1}
+	if ask(renew) || ask(release) {
+		t.Error("a permit that is not held is renewed or released")
+	}
+	wantHeld(2)
+	if fences = its; !ask(renew) || !ask(release) || ask(release) {
+		t.Error("what is held is not renewed and released once")
+	}
+	wantHeld(0)
+	if permit, err := store.Permits().Acquire(ctx, calling.ForN("k", 3)); err != nil || !permit.OK {
+		t.Errorf("in Go: %v, %v, want three", permit, err)
+	}
+	if take(1) {
+		t.Error("a fourth is given")
+	}
+	for call, code := range map[string]string{
+		"rate_limit_acquire_n('l', 'k', 4, 3)": "22003", "rate_limit_acquire_n('l', 'k', 0, 3)": "22023", "rate_limit_acquire_n('l', 'k', 1001, 5000)": "22023",
+		"rate_limit_acquire_n('l', 'k', 1, NULL)": "22023", "rate_limit_renew_n('l', 'k', '{1}', '{}', '1 s')": "22023", "rate_limit_release_n('l', 'k', '{}', '{}')": "22023",
+		"rate_limit_release_n('l', 'k', NULL, NULL)": "22023",
+	} {
+		if _, err := db.Pool.Exec(ctx, "SELECT "+db.Schema+"."+call); !hasCode(err, code) {
+			t.Errorf("%s: got %v, want %s", call, err, code)
+		}
+	}
+}
+
 // By name there are as many as the catalog says for the key.
 func TestPermitsByName(t *testing.T) {
 	t.Parallel()

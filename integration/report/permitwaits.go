@@ -22,12 +22,14 @@ var queueLimit = ratelimit.InFlight{Name: "queue", Limit: 10, Lease: 30 * time.S
 const (
 	queueProcesses = 3
 	queueWork      = 50 * time.Millisecond
+	queueHeavy     = 8 // permits that one of the callers wants
 )
 
 // served is a caller that waited for a permit, and worked with it, on the machine's clock; or one
 // that is Bare, which has no limit and commits a row of its own instead.
 type served struct {
 	Process         int
+	N               int // permits
 	Bare            bool
 	Asked, From, To time.Time
 }
@@ -37,9 +39,12 @@ func queueForPermits(ctx context.Context, e *env) error {
 	for row := e.Process - 1; row < queueLimit.Limit; row += queueProcesses {
 		go workBare(ctx, e, row)
 	}
-	return e.workers(ctx, func(int, *rand.Rand) {
-		s := served{Process: e.Process, Asked: time.Now()}
-		_ = e.store.Permits().Hold(ctx, queueLimit.For(""), func(context.Context, ratelimit.Permit) error {
+	return e.workers(ctx, func(worker int, _ *rand.Rand) {
+		s := served{Process: e.Process, N: 1, Asked: time.Now()}
+		if e.Process == 1 && worker == 0 {
+			s.N = queueHeavy
+		}
+		_ = e.store.Permits().Hold(ctx, queueLimit.ForN("", s.N), func(context.Context, ratelimit.Permit) error {
 			s.From = time.Now()
 			time.Sleep(queueWork)
 			s.To = time.Now()
@@ -53,7 +58,7 @@ func queueForPermits(ctx context.Context, e *env) error {
 // little as a permit that is handed on needs.
 func workBare(ctx context.Context, e *env, row int) {
 	for ctx.Err() == nil {
-		s := served{Process: e.Process, Bare: true, From: time.Now()}
+		s := served{Process: e.Process, N: 1, Bare: true, From: time.Now()}
 		time.Sleep(queueWork)
 		s.To = time.Now()
 		e.out.Write(s)
@@ -65,7 +70,7 @@ func workBare(ctx context.Context, e *env, row int) {
 func busyFor(all []served, bare bool, from, to time.Time) (busy time.Duration, pieces int) {
 	for _, s := range all {
 		if s.Bare == bare && s.To.After(from) && s.From.Before(to) {
-			busy += earlier(s.To, to).Sub(later(s.From, from))
+			busy += time.Duration(s.N) * earlier(s.To, to).Sub(later(s.From, from))
 			pieces++
 		}
 	}
@@ -74,7 +79,7 @@ func busyFor(all []served, bare bool, from, to time.Time) (busy time.Duration, p
 
 // waitForPermits has 1,000 wait for 10 permits.
 func waitForPermits(ctx context.Context, l *site, c *chapter) error {
-	c.say("Then 1,000 in 3 processes wait for 10 permits, and work with them for %v, again and again. Beside them 10 do the same work without a limit, and commit a row of their own between two pieces: that is what the machine lets through.", queueWork)
+	c.say("Then 1,000 in 3 processes wait for 10 permits, and work with them for %v, again and again; one of them wants 8 at a time. Beside them 10 do the same work without a limit, and commit a row of their own between two pieces: that is what the machine lets through.", queueWork)
 	p, err := l.place(ctx, 4)
 	if err != nil {
 		return err
@@ -107,10 +112,13 @@ func waitForPermits(ctx context.Context, l *site, c *chapter) error {
 	busy, pieces := busyFor(all, false, from, to)
 	most, alone := busyFor(all, true, from, to)
 	all = slices.DeleteFunc(all, func(s served) bool { return s.Bare })
-	longest := time.Duration(0)
+	longest, heavy := time.Duration(0), time.Duration(0)
 	for _, s := range all {
 		if s.From.Before(to) {
 			longest = max(longest, s.From.Sub(s.Asked))
+			if s.N > 1 {
+				heavy = max(heavy, s.From.Sub(s.Asked))
+			}
 		}
 	}
 	share := func(busy time.Duration) float64 {
@@ -124,6 +132,8 @@ func waitForPermits(ctx context.Context, l *site, c *chapter) error {
 	// a second and try what they see, and the server's own.
 	c.AtMost("transactions of the database", float64(after-before)/lasted.Seconds(), perSecond+float64(alone)/lasted.Seconds()+3*60, "a second")
 	c.AtMost("longest wait", longest.Seconds(), 60, "s")
+	// Twice its place in line, times the work of each before it, over the permits.
+	c.AtMost("longest wait of the one that wants 8", heavy.Seconds(), 2*1000*queueWork.Seconds()/float64(queueLimit.Limit), "s")
 	c.Zero("served before somebody in the process who came a second earlier", outOfTurn(all))
 	return nil
 }

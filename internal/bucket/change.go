@@ -50,6 +50,28 @@ func (*level) change(d, to *Definition, key string, states []State, out Out, now
 	return each, State{TS: each.TS, Paused: each.Paused}
 }
 
+// Mark returns the mark of rows that were changed at an instant: a pause that was over a hundred
+// years before it. It takes no room, takes leave it as it is, and it goes with the row, and when
+// the row is paused.
+func Mark(at time.Time) time.Time { return at.Add(-36500 * 24 * time.Hour).Truncate(time.Microsecond) }
+
+// Raise returns a row that was measured by the first of some definitions at an instant as d measures
+// it at now. Calls by all of these have taken from it since. It is raised by as much as the
+// capacity of d is larger, less what can have come in: calls by d have filled it further than those
+// by a definition of less capacity. After the edge of a window that is all.
+func (d *Definition) Raise(by []*Definition, s State, out Out, since, now time.Time) State {
+	s = d.Refill(s, now)
+	if d.Slotted() || d.Stepped() && s.TS.After(since) {
+		return s
+	}
+	came := d.Inflow(max(0, s.TS.Sub(since)))
+	for _, b := range by {
+		came = max(came, b.Inflow(max(0, s.TS.Sub(since))))
+	}
+	s.Value = max(s.Value, min(s.Value+d.Capacity-by[0].Capacity-came, d.Capacity-d.Owed(out, now)))
+	return s
+}
+
 // begins returns the ts of a settled row when the definition to replaces d. A window of another
 // length begins at the newest edge that is past, or is when the tokens end that are out. If only
 // the edges are others, nothing comes in sooner than it would have, or edges that are moved to

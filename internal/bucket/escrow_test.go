@@ -151,3 +151,12 @@ func TestFull(t *testing.T) {
 		t.Errorf("a sliding window: it is in the slot until %v, want %v", got, t6)
 	}
 }
+
+// A lease that comes back by a definition of less capacity leaves what a raise has added.
+func TestReturnAfterARaise(t *testing.T) {
+	d := definition(TokenBucket{Name: "a", Rate: 10, Period: 10 * d, Capacity: 20})
+	s, _ := d.Return(row(950, t0), bucket.Out{Tokens: 5, Until: t5}, &bucket.Return{Count: 5, Taken: t0, End: t5}, t3)
+	if s.Value != 950 {
+		t.Errorf("%v left, want 950", s.Value)
+	}
+}

@@ -38,9 +38,11 @@ func (*tokenBucket) back(d *Definition, s State, out Out, r *Return, now time.Ti
 	if late := past.Sub(r.End); r.leftover() && late > 0 {
 		n = max(0, n-d.Inflow(late))
 	}
+	above := s.Value // capacity, as another definition has left it; see Charge
 	if s = d.Refill(s, now); !r.leftover() || !s.Paused.After(now) {
 		s.Value = max(s.Value, min(s.Value+n, d.Capacity-d.Owed(out, now)))
 	}
+	s.Value = max(s.Value, above)
 	return s, out
 }
 

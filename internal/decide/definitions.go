@@ -140,11 +140,20 @@ func (s *Definitions) NoteCall(c *Call) error {
 	return nil
 }
 
-// remember remembers that a limit is valid, whose definition was noted.
-func (s *Definitions) remember(limit ratelimit.Limit, d *bucket.Definition) {
+// Constant reports whether a limit can be compared and never changes: it is a value of one of the
+// kinds. A type of the caller's own in which one is embedded may hold it behind a pointer, or not be
+// comparable.
+func Constant(limit ratelimit.Limit) bool {
 	switch limit.(type) {
 	case ratelimit.TokenBucket, ratelimit.FixedWindow, ratelimit.SlidingWindow:
-	default:
+		return true
+	}
+	return false
+}
+
+// remember remembers that a limit is valid, whose definition was noted.
+func (s *Definitions) remember(limit ratelimit.Limit, d *bucket.Definition) {
+	if !Constant(limit) {
 		return
 	}
 	s.mu.RLock()

@@ -322,7 +322,9 @@ func (c *Call) Partly(changes []Change, at time.Time, taker string, conn any) ra
 		some.Demands, changes[i].Demand = append(some.Demands, c.Demands[of]), i
 	}
 	result := c.result(statuses)
-	if result.OK = true; len(changes) > 0 {
+	if result.OK = true; len(changes) == 0 {
+		result.Several = statuses // also if there is one, whose OK is not the call's
+	} else {
 		places := slices.SortedFunc(slices.Values(UpTo(len(changes))), func(i, j int) int { return some.Demands[i].index - some.Demands[j].index })
 		for place, i := range places {
 			some.Demands[i].index = place

@@ -46,7 +46,7 @@ func (g *Limiter[R, O]) outcome(result *ratelimit.Result, err error) ratelimit.O
 		return ratelimit.OutcomeTooLarge
 	case g.Fault(err):
 		return ratelimit.OutcomeInvalid
-	case errors.As(err, &field) && (field.Field == "Key" || field.Field == "Count"):
+	case errors.As(err, &field) && (field.Field == "Key" || field.Field == "Count" || field.Field == "N"):
 		return ratelimit.OutcomeInvalid
 	}
 	return ratelimit.OutcomeFailed

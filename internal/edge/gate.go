@@ -37,11 +37,11 @@ type Limiter[R, O any] struct {
 func (g *Limiter[R, O]) Ask(ctx context.Context, r R) (*Admission[R, O], ratelimit.Event) {
 	pass := &Admission[R, O]{gate: g, r: r}
 	requests, err := g.requests(r)
-	var wants []ratelimit.Permit
+	var wants ratelimit.PermitRequest
 	if err == nil {
 		wants, err = g.wants(r)
 	}
-	if err == nil && len(requests) == 0 && len(wants) == 0 { // no policy applies
+	if err == nil && len(requests) == 0 && wants.Limit.Name == "" { // no policy applies
 		return pass, ratelimit.Event{Door: g.Package, Outcome: ratelimit.OutcomeGranted, Passed: true, Shadow: g.Shadow}
 	}
 	var result ratelimit.Result

@@ -16,11 +16,13 @@ type PermitStore interface {
 	Keep(ctx context.Context, permit ratelimit.Permit, do func(ctx context.Context, permit ratelimit.Permit) error) error
 }
 
-// InFlight is a policy that holds a permit while a request is handled. Tier may be nil.
+// InFlight is a policy that holds permits while a request is handled, one unless Weight says how many.
+// Tier and Weight may be nil.
 type InFlight[R any] struct {
-	Limit ratelimit.InFlight
-	Key   func(R) (string, error)
-	Tier  func(R) (ratelimit.InFlight, error)
+	Limit  ratelimit.InFlight
+	Key    func(R) (string, error)
+	Tier   func(R) (ratelimit.InFlight, error)
+	Weight func(R) (int, error)
 }
 
 // CheckInFlight notes the faults of limits in flight, beside limits of other kinds, and of the
@@ -42,64 +44,66 @@ func CheckInFlight(f *Faults, permits PermitStore, limits []ratelimit.InFlight, 
 	f.Must(permits != nil || len(limits) == 0, "Permits", nil, "must be set for policies in flight: it is the store's Permits()")
 }
 
-// wants returns the permits that r is to have, which nobody has yet.
-func (g *Limiter[R, O]) wants(r R) (wants []ratelimit.Permit, err error) {
+// wants returns the permits that r is to have; without any, its N is 0.
+func (g *Limiter[R, O]) wants(r R) (wants ratelimit.PermitRequest, err error) {
 	for _, p := range g.InFlight {
 		limit := p.Limit
 		if p.Tier != nil {
 			if limit, err = p.Tier(r); err != nil {
-				return nil, err
+				return wants, err
 			}
 			if limit == (ratelimit.InFlight{}) {
 				continue
 			}
 			if limit.Name != p.Limit.Name {
-				return nil, &ratelimit.FieldError{Limit: p.Limit.Name, Field: "Tier", Value: limit.Name, Reason: "must be a copy of the policy's limit, of the same name"}
+				return wants, &ratelimit.FieldError{Limit: p.Limit.Name, Field: "Tier", Value: limit.Name, Reason: "must be a copy of the policy's limit, of the same name"}
 			}
 		}
 		key, err := p.Key(r)
 		if err != nil {
-			return nil, err
+			return wants, err
+		}
+		n := 1
+		if p.Weight != nil {
+			if n, err = p.Weight(r); err != nil {
+				return wants, err
+			}
 		}
 		if g.Catalog != nil {
 			limit = g.Catalog.InFlight(limit, key)
 		}
-		wants = append(wants, ratelimit.Permit{InFlight: limit, Key: key})
+		if want := limit.ForN(key, n); wants.Limit.Name == "" {
+			wants = want
+		} else {
+			wants = wants.And(want)
+		}
 	}
 	return wants, nil
 }
 
-// take takes the permits and the tokens of requests, or nothing, and returns the permit that was
-// asked last. A refusal for want of a permit is an error, a *ratelimit.FullError.
-func (g *Limiter[R, O]) take(ctx context.Context, wants []ratelimit.Permit, requests []ratelimit.Request) (permits []ratelimit.Permit, last *ratelimit.Permit, result ratelimit.Result, err error) {
+// take takes the permits and the tokens of requests, or nothing, and returns the permits and the one
+// that its event is about. A refusal for want of a permit is an error, a *ratelimit.FullError.
+func (g *Limiter[R, O]) take(ctx context.Context, wants ratelimit.PermitRequest, requests []ratelimit.Request) (permits []ratelimit.Permit, asked *ratelimit.Permit, result ratelimit.Result, err error) {
 	bounded, cancel := context.WithTimeout(ctx, g.Timeout)
 	defer cancel()
-	if len(wants) == 0 {
+	if wants.Limit.Name == "" {
 		result, err = g.Store.Allow(bounded, requests...)
 		return nil, nil, result, err
 	}
-	for i, w := range wants {
-		var rates []ratelimit.Request
-		if i == len(wants)-1 { // with the last permit, so that none is missing when they grant
-			rates = requests
+	permit, err := g.Permits.Acquire(bounded, wants, requests...)
+	switch {
+	case err == nil && permit.OK:
+		if result = permit.Rates; len(requests) == 0 {
+			result.OK = true
 		}
-		permit, err := g.Permits.Acquire(bounded, w.InFlight.For(w.Key), rates...)
-		switch {
-		case err == nil && permit.OK:
-			permits, result = append(permits, permit), permit.Rates
-			continue
-		case err == nil && permit.Rates.Request.Limit != nil:
-			result = permit.Rates // which refused
-		case err == nil:
-			err = permit.Err()
-		}
-		g.giveBack(ctx, permits)
-		return nil, &wants[i], result, err
+		permits = permit.Parts() // each of which the handler can release by itself
+		return permits, &permits[len(permits)-1], result, nil
+	case err == nil && permit.Rates.Request.Limit != nil:
+		result = permit.Rates // which refused
+	case err == nil:
+		return nil, &permit, result, permit.Err()
 	}
-	if len(requests) == 0 {
-		result.OK = true
-	}
-	return permits, &permits[len(permits)-1], result, nil
+	return nil, &ratelimit.Permit{InFlight: wants.Limit, Key: wants.Key, N: wants.N}, result, err
 }
 
 // giveBack releases permits of a request that is not handled. A permit that cannot be released is

@@ -157,7 +157,7 @@ func (k *renewer) renew(ctx context.Context) {
 	set := func() {
 		left := time.Until(k.ends())
 		end.Reset(left)
-		next.Reset(left - k.permit.InFlight.LeaseOrDefault()/2)
+		next.Reset(left - k.permit.Lease()/2)
 	}
 	set()
 	results := make(chan error, 1)
@@ -187,7 +187,7 @@ func (k *renewer) renew(ctx context.Context) {
 			case errors.Is(err, ratelimit.ErrLeaseLost):
 				k.lose()
 			default:
-				next.Reset(min(retryPause, k.permit.InFlight.LeaseOrDefault()/8))
+				next.Reset(min(retryPause, k.permit.Lease()/8))
 			}
 		}
 	}
@@ -205,7 +205,7 @@ func (k *renewer) renewOnce(ctx context.Context) error {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.permit.Asked, k.permit.At, k.permit.Until = renewed.Asked, renewed.At, renewed.Until
+	k.permit.Asked, k.permit.At, k.permit.Until, k.permit.With = renewed.Asked, renewed.At, renewed.Until, renewed.With
 	k.released -= released // the earlier releases were rolled back
 	return nil
 }

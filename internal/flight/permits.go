@@ -6,6 +6,7 @@ package flight
 import (
 	"container/list"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -34,6 +35,7 @@ const (
 type Permits struct {
 	mu   sync.Mutex
 	keys map[decide.Key]*keyState
+	came uint64 // waiters that have come, of all keys
 }
 
 // keyState is the knowledge of a key.
@@ -42,8 +44,7 @@ type keyState struct {
 	free   []Choice           // seen free; the last is the next
 	away   map[int]mark       // permits that are tried or held here
 	line   list.List          // of *Waiter, in the order in which they came
-	came   uint64             // how many have
-	asking int                // callers that are not in line, and may have to go there
+	asking int                // permits that callers want who are not in line, and may have to go there
 	turns  map[int]time.Time  // since when permits are handed on here
 	look   time.Time          // when the first in line is to look again
 	newest ratelimit.InFlight // the limit by which a caller came last
@@ -120,16 +121,20 @@ func (s *Permits) Meet(key decide.Key, limit ratelimit.InFlight) {
 	k.newest = limit
 }
 
-// Limit returns the limit that holds for a Waiter now.
-func (s *Permits) Limit(w *Waiter) ratelimit.InFlight {
+// Wants returns what a Waiter asks for, with the limits that hold for it now.
+func (s *Permits) Wants(w *Waiter) []ratelimit.PermitRequest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.of(w.key).holds(w)
+	wants := make([]ratelimit.PermitRequest, len(w.places))
+	for i, p := range w.places {
+		wants[i] = p.asked
+		wants[i].Limit = s.of(p.key).holds(p.asked.Limit)
+	}
+	return wants
 }
 
 // holds returns a Waiter's limit, with the newest Limit and Lease where they are smaller.
-func (k *keyState) holds(w *Waiter) ratelimit.InFlight {
-	limit := w.limit
+func (k *keyState) holds(limit ratelimit.InFlight) ratelimit.InFlight {
 	if k.newest.Limit == 0 { // the key was forgotten, since w does not wait any more
 		return limit
 	}
@@ -162,6 +167,44 @@ func (s *Permits) Choose(key decide.Key, limit int, now time.Time) (Choice, bool
 		}
 	}
 	return Choice{}, false
+}
+
+// ChooseAll returns as many permits to try, as Choose does, if so many are known to be free; otherwise
+// none.
+func (s *Permits) ChooseAll(key decide.Key, n, limit int, now time.Time) []Choice {
+	k := s.locked(key)
+	defer s.mu.Unlock()
+	var chosen []Choice
+	k.free = slices.DeleteFunc(k.free, func(c Choice) bool {
+		if c.Number >= limit || k.isAway(c.Number, now) {
+			return true // or it is there twice
+		}
+		chosen = append(chosen, c)
+		k.try(c.Number, now)
+		return true
+	})
+	left := len(chosen) - n
+	if left < 0 {
+		left = len(chosen)
+	}
+	for _, c := range chosen[:left] {
+		delete(k.away, c.Number)
+	}
+	k.free = append(k.free, chosen[:left]...)
+	if left == len(chosen) {
+		return nil
+	}
+	return chosen[left:]
+}
+
+// Unchoose notes that permits were not tried.
+func (s *Permits) Unchoose(key decide.Key, chosen []Choice) {
+	k := s.locked(key)
+	defer s.mu.Unlock()
+	for _, c := range chosen {
+		delete(k.away, c.Number)
+	}
+	k.free = append(k.free, chosen...)
 }
 
 func (k *keyState) try(number int, now time.Time) {
@@ -236,75 +279,117 @@ func (s *Permits) Forget(key decide.Key) {
 	k.poke(true)
 }
 
-// Waiter is a caller that waits for a permit of a key.
+// Waiter is a caller that waits for permits, in the line of each key of which it wants some.
 type Waiter struct {
-	Turn <-chan bool             // has something for the first in line: whether it is worth trying now
+	Turn <-chan bool             // has something for the first in a line: whether it is worth trying now
 	Got  <-chan ratelimit.Permit // has a permit that was handed on, at most one
 
-	limit   ratelimit.InFlight // with which it came
+	places []place
+	number uint64 // in the order of arrival
+	asks   bool
+	turn   chan bool
+	got    chan ratelimit.Permit
+}
+
+// place is a Waiter's place in the line of a key.
+type place struct {
+	asked   ratelimit.PermitRequest // as it came
 	key     decide.Key
-	number  uint64 // in the order of arrival
-	asks    bool
-	turn    chan bool
-	got     chan ratelimit.Permit
 	element *list.Element // nil when it is not in line
 }
 
-// Arrive returns a Waiter, and whether it is to ask for a permit at once; otherwise it is in line.
-// It must [Permits.Leave]. As many ask at once as there are permits, if nobody is in line: more would
-// be refused in any case, and meanwhile be overtaken by callers that come later and ask, too.
-func (s *Permits) Arrive(key decide.Key, limit ratelimit.InFlight) (w *Waiter, asks bool) {
-	k := s.locked(key)
+// Several reports whether a Waiter wants several permits, which it cannot be handed.
+func (w *Waiter) Several() bool { return len(w.places) > 1 || w.places[0].asked.N > 1 }
+
+// Arrive returns a Waiter, and whether it is to ask for its permits at once; otherwise it is in line.
+// It must [Permits.Leave]. Callers ask at once for as many as there are permits, if nobody is in line: more
+// would be refused in any case, and meanwhile be overtaken by callers that come later and ask, too.
+//
+// All lines are in the one order of arrival, so that of two Waiters in two lines one is before the
+// other in both.
+func (s *Permits) Arrive(wants ...ratelimit.PermitRequest) (w *Waiter, asks bool) {
+	s.mu.Lock()
 	defer s.mu.Unlock()
-	k.came++
-	k.newest = limit
-	w = &Waiter{limit: limit, key: key, number: k.came}
-	if k.line.Len() > 0 || k.asking >= limit.Limit {
-		k.enter(w)
+	s.came++
+	w = &Waiter{number: s.came, asks: true, places: make([]place, len(wants))}
+	for i, r := range wants {
+		p := place{asked: r, key: decide.Key{Name: r.Limit.Name, Key: r.Key}}
+		k := s.of(p.key)
+		k.newest = r.Limit
+		w.asks = w.asks && k.line.Len() == 0 && k.asking+r.N <= r.Limit.Limit
+		w.places[i] = p
+	}
+	if !w.asks {
+		s.enter(w)
 		return w, false
 	}
-	w.asks = true
-	k.asking++
+	for _, p := range w.places {
+		s.of(p.key).asking += p.asked.N
+	}
 	return w, true
 }
 
 // Enter has a Waiter in line that has asked in vain, before those who came later.
 func (s *Permits) Enter(w *Waiter) {
-	k := s.locked(w.key)
+	s.mu.Lock()
 	defer s.mu.Unlock()
-	k.asked(w)
-	k.enter(w)
+	s.asked(w)
+	s.enter(w)
 }
 
 // asked notes that a Waiter asks no more, if it did.
-func (k *keyState) asked(w *Waiter) {
-	if w.asks {
-		w.asks = false
-		k.asking--
+func (s *Permits) asked(w *Waiter) {
+	for _, p := range w.places {
+		if w.asks {
+			s.of(p.key).asking -= p.asked.N
+		}
 	}
+	w.asks = false
 }
 
-func (k *keyState) enter(w *Waiter) {
+func (s *Permits) enter(w *Waiter) {
 	w.turn, w.got = make(chan bool, 1), make(chan ratelimit.Permit, 1)
 	w.Turn, w.Got = w.turn, w.got
-	before := k.line.Back()
-	for before != nil && before.Value.(*Waiter).number > w.number {
-		before = before.Prev()
+	for i := range w.places {
+		p := &w.places[i]
+		k := s.of(p.key)
+		before := k.line.Back()
+		for before != nil && before.Value.(*Waiter).number > w.number {
+			before = before.Prev()
+		}
+		if before != nil {
+			p.element = k.line.InsertAfter(w, before)
+			continue
+		}
+		p.element = k.line.PushFront(w)
+		k.poke(true)
 	}
-	if before != nil {
-		w.element = k.line.InsertAfter(w, before)
-		return
-	}
-	w.element = k.line.PushFront(w)
-	k.poke(true)
 }
 
-// First reports whether a Waiter is the first in line. One that was is not any more when somebody
-// enters who came before.
+// First reports whether a Waiter is the first in all of its lines. One that was is not any more when
+// somebody enters who came before.
 func (s *Permits) First(w *Waiter) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return w.element != nil && w.element == s.of(w.key).line.Front()
+	for _, p := range w.places {
+		if p.element == nil || p.element != s.of(p.key).line.Front() {
+			return false
+		}
+	}
+	return true
+}
+
+// Collects reports whether the first in line of a key wants several permits.
+func (s *Permits) Collects(key decide.Key) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.keys[key]
+	return k != nil && k.collects()
+}
+
+func (k *keyState) collects() bool {
+	first := k.line.Front()
+	return first != nil && first.Value.(*Waiter).Several()
 }
 
 // Leave ends a Waiter, in line or not. If a permit was handed on that it has not read from Got, that
@@ -312,14 +397,18 @@ func (s *Permits) First(w *Waiter) bool {
 func (s *Permits) Leave(w *Waiter) (permit ratelimit.Permit, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	k := s.of(w.key)
-	k.asked(w)
-	if w.element != nil {
-		first := w.element == k.line.Front()
-		k.line.Remove(w.element)
-		w.element = nil
+	s.asked(w)
+	for i := range w.places {
+		p := &w.places[i]
+		if p.element == nil {
+			continue
+		}
+		k := s.of(p.key)
+		first := p.element == k.line.Front()
+		k.line.Remove(p.element)
+		p.element = nil
 		if first {
-			k.poke(len(k.free) > 0)
+			k.poke(len(k.free) > 0 || k.collects())
 		}
 	}
 	select {
@@ -360,7 +449,7 @@ func (s *Permits) Look(key decide.Key) time.Time {
 }
 
 // HandOn returns the limit by which a permit that is about to be released is to be taken for a
-// waiter here, and true; or false, when there is none, or it is other processes' turn.
+// waiter here, and true; or false, when there is none, it wants several, or it is other processes' turn.
 func (s *Permits) HandOn(key decide.Key, number int, now time.Time) (ratelimit.InFlight, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -380,7 +469,11 @@ func (s *Permits) HandOn(key decide.Key, number int, now time.Time) (ratelimit.I
 		since = now.Add(-rand.N(turnTime)) // so that they are not all let go at once
 		k.turns[number] = since
 	}
-	limit := k.holds(k.line.Front().Value.(*Waiter))
+	first := k.line.Front().Value.(*Waiter)
+	limit := k.holds(first.places[0].asked.Limit)
+	if first.Several() {
+		return limit, false
+	}
 	if now.Sub(since) > turnTime {
 		delete(k.turns, number)
 		return limit, false
@@ -388,11 +481,15 @@ func (s *Permits) HandOn(key decide.Key, number int, now time.Time) (ratelimit.I
 	return limit, number < limit.Limit
 }
 
-// LetGo notes that a permit was released that is others' to take: nobody here is told.
+// LetGo notes that a permit was released that is others' to take: nobody here is told but a waiter
+// that collects.
 func (s *Permits) LetGo(key decide.Key, number int) {
-	s.mu.Lock()
+	k := s.locked(key)
 	defer s.mu.Unlock()
-	delete(s.of(key).away, number)
+	delete(k.away, number)
+	if k.collects() {
+		k.poke(true)
+	}
 }
 
 // Waiting is how many wait for a permit of a key here.
@@ -415,11 +512,11 @@ func (s *Permits) Hand(key decide.Key, permit ratelimit.Permit) bool {
 		return false
 	}
 	w := first.Value.(*Waiter)
-	if permit.InFlight = k.holds(w); permit.Number >= permit.InFlight.Limit {
+	if permit.InFlight = k.holds(w.places[0].asked.Limit); permit.Number >= permit.InFlight.Limit || w.Several() {
 		return false
 	}
 	k.line.Remove(first)
-	w.element = nil
+	w.places[0].element = nil
 	w.got <- permit // it has room, since a waiter that was given a permit is not in line
 	k.away[permit.Number] = mark{since: time.Now(), until: permit.Ends()}
 	k.poke(len(k.free) > 0)

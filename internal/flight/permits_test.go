@@ -40,6 +40,28 @@ func TestNoPermitIsChosenTwice(t *testing.T) {
 	}
 }
 
+// Several are chosen if so many are free, and one that was seen free twice is one.
+func TestChoosesAllOrNothing(t *testing.T) {
+	var s Permits
+	now := time.Now()
+	s.Observe(key, []Choice{{Number: 0}, {Number: 1}, {Number: 5}}, false, now)
+	s.Freed(key, 1)
+	if got := s.ChooseAll(key, 3, 5, now); len(got) > 0 {
+		t.Errorf("got %v of two", got)
+	}
+	got := s.ChooseAll(key, 2, 5, now)
+	if len(got) != 2 || got[0] == got[1] {
+		t.Errorf("got %v, want two", got)
+	}
+	if again := s.ChooseAll(key, 1, 5, now); len(again) > 0 {
+		t.Errorf("got %v while they are tried", again)
+	}
+	s.Unchoose(key, got)
+	if c, ok := s.Choose(key, 5, now); !ok || c.Number > 1 {
+		t.Errorf("got %v and %v, want one that was not tried", c, ok)
+	}
+}
+
 // What was taken here after somebody began to look is not free, whatever was seen; what was
 // held before is, if its lease is over.
 func TestSawBeforeItWasTaken(t *testing.T) {
@@ -67,7 +89,7 @@ func TestOnlyThoseOfTheLimitAreChosen(t *testing.T) {
 
 // enter has somebody come, and go in line.
 func enter(s *Permits, limit ratelimit.InFlight) *Waiter {
-	w, asks := s.Arrive(key, limit)
+	w, asks := s.Arrive(limit.For(key.Key))
 	if asks {
 		s.Enter(w)
 	}
@@ -114,7 +136,7 @@ func TestAsksAtOnce(t *testing.T) {
 	limit := ratelimit.InFlight{Name: "l", Limit: 2}
 	var came [5]*Waiter
 	for i := range came {
-		w, asks := s.Arrive(key, limit)
+		w, asks := s.Arrive(limit.For(key.Key))
 		if came[i] = w; asks != (i < 2) {
 			t.Errorf("caller %d asks: %v", i, asks)
 		}
@@ -130,7 +152,7 @@ func TestAsksAtOnce(t *testing.T) {
 		}
 		s.Leave(w)
 	}
-	if _, asks := s.Arrive(key, limit); !asks {
+	if _, asks := s.Arrive(limit.For(key.Key)); !asks {
 		t.Error("nobody asks when nobody is in line")
 	}
 }
@@ -140,7 +162,7 @@ func TestAsksAfterOthers(t *testing.T) {
 	var s Permits
 	limit := ratelimit.InFlight{Name: "l", Limit: 1}
 	for i := range 2 {
-		w, asks := s.Arrive(key, limit)
+		w, asks := s.Arrive(limit.For(key.Key))
 		if !asks {
 			t.Errorf("caller %d does not ask", i)
 		}
@@ -202,7 +224,7 @@ func TestNewKeyExaminesFew(t *testing.T) {
 	limit := ratelimit.InFlight{Name: "l", Limit: 1}
 	for i := range mostKeys {
 		k := decide.Key{Name: "l", Key: string(rune(i + 1))}
-		s.Arrive(k, limit)
+		s.Arrive(limit.For(k.Key))
 		s.Taken(k, 0, time.Now().Add(-time.Hour))
 	}
 	s.Meet(decide.Key{Name: "l", Key: "new"}, limit)
@@ -222,7 +244,7 @@ func TestHandGoesByTheNewestLimit(t *testing.T) {
 	var s Permits
 	w := enter(&s, ratelimit.InFlight{Name: "l", Limit: 3, Lease: time.Hour})
 	s.Meet(key, ratelimit.InFlight{Name: "l", Limit: 2})
-	if got := s.Limit(w); got.Limit != 2 || got.LeaseOrDefault() != ratelimit.DefaultLease {
+	if got := s.Wants(w)[0].Limit; got.Limit != 2 || got.LeaseOrDefault() != ratelimit.DefaultLease {
 		t.Errorf("got %v, want the smaller Limit and Lease", got)
 	}
 	if _, ok := s.HandOn(key, 2, time.Now()); ok || s.Hand(key, ratelimit.Permit{Number: 2}) || s.Waiting(key) != 1 {
@@ -236,7 +258,7 @@ func TestHandGoesByTheNewestLimit(t *testing.T) {
 	}
 	later := enter(&s, ratelimit.InFlight{Name: "l", Limit: 3, Lease: time.Hour})
 	s.Meet(key, ratelimit.InFlight{Name: "l", Limit: 9, Lease: 2 * time.Hour})
-	if got := s.Limit(later); got.Limit != 3 || got.Lease != time.Hour {
+	if got := s.Wants(later)[0].Limit; got.Limit != 3 || got.Lease != time.Hour {
 		t.Errorf("got %v, want its own, which is smaller", got)
 	}
 }

@@ -75,7 +75,7 @@ func (d *Inspector) Reach(ctx context.Context, e *catalog.Edit) (Reach, error) {
 }
 
 func (d *Inspector) reachOfPermits(ctx context.Context, e *catalog.Edit, limit ratelimit.InFlight) (reach Reach, err error) {
-	rows, err := d.Pool.Query(ctx, `SELECT r.key, count(*) FILTER (WHERE r.ts > clock_timestamp())::int4 FROM `+d.Table()+` AS r
+	rows, err := d.Pool.Query(ctx, `SELECT r.key, count(*) FILTER (WHERE r.ts > clock_timestamp() AND r.shard < 10000)::int4 FROM `+d.Table()+` AS r
 WHERE r.name = $1::text GROUP BY r.key ORDER BY r.key LIMIT $2::int4`, e.Name, MostCounted+1)
 	if err != nil {
 		return reach, fmt.Errorf("count permits: %w", err)

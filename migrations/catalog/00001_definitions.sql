@@ -125,6 +125,20 @@ COMMENT ON COLUMN rate_limit_history.who IS
 COMMENT ON COLUMN rate_limit_history.name IS
     'The limit''s name; NULL when the table was truncated.';
 
+-- Rows of limits that are not measured by what holds yet: those with a mark. When it is due, and all
+-- processes have read the edit, any of them has these rows have what it gives them.
+CREATE TABLE rate_limit_pending (
+    id       uuid        NOT NULL DEFAULT gen_random_uuid() PRIMARY KEY,
+    name     text        COLLATE "C" NOT NULL,
+    key      text        COLLATE "C",
+    mark     timestamptz NOT NULL,
+    measured jsonb       NOT NULL,
+    due      timestamptz NOT NULL
+);
+
+COMMENT ON TABLE rate_limit_pending IS
+    'Edits that are under way: rows of the limit, or of its key, whose paused is a hundred years (36500 days) before mark are measured by the first of measured until due, and have been taken from by all of these.';
+
 -- A restore brings overrides before what they override, so all rows of a statement are there first.
 -- +goose StatementBegin
 CREATE FUNCTION rate_limit_definitions_check() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -145,6 +159,8 @@ BEGIN
         RAISE EXCEPTION 'limit "%" is a sliding window, whose capacity is its rate', NEW.name USING ERRCODE = 'check_violation';
     ELSIF published = 'in flight' AND num_nonnulls(NEW.rate, NEW.period, NEW.capacity, NEW.max_reserved, NEW.slots) > 0 THEN
         RAISE EXCEPTION 'limit "%" is one of how many at once, of which at_once, lease and mode can be overridden', NEW.name USING ERRCODE = 'check_violation';
+    ELSIF published = 'in flight' AND NEW.mode = 'shadow' THEN
+        RAISE EXCEPTION 'limit "%" is one of how many at once, of which none is in mode shadow', NEW.name USING ERRCODE = 'check_violation';
     ELSIF published <> 'in flight' AND num_nonnulls(NEW.at_once, NEW.lease) > 0 THEN
         RAISE EXCEPTION 'limit "%" is a %, which has no at_once and no lease', NEW.name, published USING ERRCODE = 'check_violation';
     ELSIF published <> 'sliding window' AND NEW.slots IS NOT NULL THEN
@@ -176,8 +192,8 @@ DECLARE
     log    text := format('INSERT INTO %I.rate_limit_history (name, key, was, became) VALUES ($1, $2, $3, $4)', TG_TABLE_SCHEMA);
 BEGIN
     -- Logical replication and some restores bring rows and leave the sequence behind.
-    EXECUTE format($q$SELECT setval(s.name, max(h.version)) FROM %1$s AS h, pg_get_serial_sequence(%1$L, 'version') AS s(name)
-        GROUP BY s.name HAVING max(h.version) > coalesce(pg_sequence_last_value(s.name::regclass), 0)$q$,
+    EXECUTE format($q$SELECT setval(s.name, h.newest) FROM pg_get_serial_sequence(%1$L, 'version') AS s(name), (SELECT max(version) FROM %1$s) AS h(newest)
+        WHERE h.newest > coalesce(pg_sequence_last_value(s.name::regclass), 0)$q$,
         format('%I.rate_limit_history', TG_TABLE_SCHEMA));
     IF TG_OP = 'TRUNCATE' THEN
         EXECUTE log USING NULL::text, NULL::text, NULL::jsonb, NULL::jsonb;
@@ -251,6 +267,7 @@ CREATE TRIGGER rate_limit_history_replace BEFORE INSERT ON rate_limit_history
 -- +goose Down
 DROP TABLE rate_limit_definitions;
 DROP TABLE rate_limit_history;
+DROP TABLE rate_limit_pending;
 DROP FUNCTION rate_limit_definitions_check();
 DROP FUNCTION rate_limit_definitions_log();
 DROP FUNCTION rate_limit_definitions_turn();

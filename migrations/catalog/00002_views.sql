@@ -175,7 +175,7 @@ SELECT name COLLATE "C" AS name, key COLLATE "C" AS key, kind, value, capacity, 
 FROM rate_limits_at(statement_timestamp());
 
 COMMENT ON VIEW rate_limits_now IS
-    'What there is of each key that is not full: value in tokens, below 0 in debt; ahead is tokens besides that processes hold in memory; mode is what holds for its calls. Limits that no program has published are not there.';
+    'What there is of each key that has a row; one that has none is full. value is in tokens, below 0 in debt; ahead is tokens besides that processes hold in memory; mode is what holds for its calls. Limits that no program has published are not there.';
 
 CREATE VIEW rate_limits_short AS SELECT * FROM rate_limits_now WHERE value < 1 OR paused_until IS NOT NULL OR mode = 'refuse';
 
@@ -187,14 +187,14 @@ COMMENT ON VIEW rate_limits_short IS
 CREATE VIEW rate_limits_in_flight AS
 SELECT r.name, r.key, coalesce(o.at_once, a.at_once, p.at_once) AS at_once, count(*) AS held,
     min(r.ts) AS not_before, max(r.ts) AS until, a.id IS NOT NULL OR o.id IS NOT NULL AS overridden,
-    coalesce(o.mode, a.mode, 'enforce') AS mode
+    coalesce(nullif(coalesce(o.mode, a.mode), 'shadow'), 'enforce') AS mode -- of when it was of another kind
 FROM rate_limits AS r
 JOIN rate_limit_definitions AS p ON p.name = r.name AND p.kind = 'in flight'
 LEFT JOIN rate_limit_definitions AS a ON a.name = r.name AND a.key IS NULL AND a.kind IS NULL
     AND a.enabled AND (a.until IS NULL OR a.until > statement_timestamp())
 LEFT JOIN rate_limit_definitions AS o ON o.name = r.name AND o.key = r.key
     AND o.enabled AND (o.until IS NULL OR o.until > statement_timestamp())
-WHERE r.ts > statement_timestamp()
+WHERE r.ts > statement_timestamp() AND r.shard < 10000
 GROUP BY r.name, r.key, p.id, a.id, o.id;
 
 COMMENT ON VIEW rate_limits_in_flight IS

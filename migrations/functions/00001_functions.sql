@@ -64,6 +64,18 @@ CREATE TYPE @schema@.rate_limit_permit AS (
 COMMENT ON TYPE @schema@.rate_limit_permit IS
 	'One of the permits of a limit of how many at once: whether it is held; its number and fence, by which it is renewed and released; the instant of the decision; the end of the lease; and of a refusal, the first end of a lease of another.';
 
+CREATE TYPE @schema@.rate_limit_permits AS (
+	ok         boolean,
+	numbers    integer[],
+	fences     bigint[],
+	at         timestamptz,
+	until      timestamptz,
+	not_before timestamptz
+);
+
+COMMENT ON TYPE @schema@.rate_limit_permits IS
+	'Several permits of a limit of how many at once, which are held together: as rate_limit_permit, with the numbers and fences of all.';
+
 -- The statements, whose arguments are by number. In PL/pgSQL, since a session keeps their plans
 -- then; those of functions in SQL are made for each call before PostgreSQL 18.
 
@@ -169,7 +181,7 @@ END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_permit_take(text, text, int4, float8, timestamptz, int8)
-RETURNS TABLE (fence int8, until timestamptz) LANGUAGE plpgsql AS $body$
+RETURNS TABLE (fence int8, until timestamptz, given boolean) LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 BEGIN
 RETURN QUERY INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts)
@@ -177,14 +189,14 @@ SELECT $1::text, $2::text, $3::int4, round(date_part('epoch', coalesce($5::times
 	coalesce($5::timestamptz, clock_timestamp()) + $4::float8 * interval '1 microsecond'
 WHERE pg_try_advisory_xact_lock($6::int8)
 ON CONFLICT (name, key, shard) DO UPDATE
-SET value = greatest(r.value + 1, excluded.value), ts = excluded.ts
+SET value = greatest(r.value + 1, excluded.value), ts = excluded.ts, paused = NULL, ahead = NULL
 WHERE round(tstzrange_subdiff(excluded.ts, r.ts) * 1000000) >= $4::float8
-RETURNING value::int8, ts;
+RETURNING value::int8, ts, false;
 END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_permit_keep(text, text, int4, float8, timestamptz, int8, boolean, int8)
-RETURNS TABLE (fence int8, until timestamptz) LANGUAGE plpgsql AS $body$
+RETURNS TABLE (fence int8, until timestamptz, given boolean) LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 BEGIN
 RETURN QUERY INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts, paused)
@@ -192,10 +204,14 @@ SELECT $1::text, $2::text, $3::int4, 0, coalesce($5::timestamptz, clock_timestam
 	coalesce($5::timestamptz, clock_timestamp()) + $4::float8 * interval '1 microsecond'
 WHERE pg_try_advisory_xact_lock($8::int8) IS NOT NULL
 ON CONFLICT (name, key, shard) DO UPDATE
-SET value = CASE WHEN $7::bool THEN greatest(r.value + 1, round(tstzrange_subdiff(excluded.ts, '1970-01-01 00:00:00+00'::timestamptz) * 1000000)) ELSE r.value END,
-	ts = CASE WHEN $4::float8 > 0 THEN excluded.paused ELSE '1970-01-01 00:00:00+00'::timestamptz END
+SET value = CASE WHEN $7::bool OR $4::float8 = 0 AND r.paused > excluded.ts
+		THEN greatest(r.value + 1, round(tstzrange_subdiff(excluded.ts, '1970-01-01 00:00:00+00'::timestamptz) * 1000000)) ELSE r.value END,
+	ts = CASE WHEN ($7::bool OR $4::float8 = 0) AND r.paused > excluded.ts THEN r.paused
+		WHEN $4::float8 > 0 THEN excluded.paused ELSE '1970-01-01 00:00:00+00'::timestamptz END,
+	paused = CASE WHEN $7::bool OR $4::float8 = 0 THEN NULL ELSE r.paused END,
+	ahead = CASE WHEN $4::float8 > 0 AND NOT $7::bool OR r.paused > excluded.ts THEN r.ahead END
 WHERE r.value = $6::int8::float8 AND r.ts > excluded.ts
-RETURNING value::int8, ts;
+RETURNING value::int8, ts, ahead IS NOT NULL;
 END
 $body$;
 
@@ -852,6 +868,65 @@ BEGIN
 END
 $body$;
 
+-- Several permits, all or none. They are renewed and released in the order of their rows.
+CREATE FUNCTION @schema@.rate_limit_acquire_n(name text, key text, n integer, at_once integer, lease interval DEFAULT '30 seconds')
+RETURNS @schema@.rate_limit_permits LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
+DECLARE
+	permits @schema@.rate_limit_permits;
+	permit  @schema@.rate_limit_permit;
+BEGIN
+	IF n IS NULL OR n NOT BETWEEN 1 AND 1000 THEN
+		RAISE EXCEPTION 'rate limit %: n %: must be from 1 to 1000', quote_literal(left(name, 255)), n USING ERRCODE = 'invalid_parameter_value';
+	ELSIF n > at_once THEN
+		RAISE EXCEPTION 'rate limit %: % permits can never be acquired at once, at most % can', quote_literal(left(name, 255)), n, at_once USING ERRCODE = 'numeric_value_out_of_range';
+	END IF;
+	FOR i IN 1 .. n LOOP
+		permit := @schema@.rate_limit_acquire(name, key, at_once, lease);
+		IF NOT permit.ok THEN
+			RAISE EXCEPTION USING ERRCODE = 'RL000';
+		ELSIF i = 1 THEN
+			permits := ROW(true, NULL, NULL, permit.at, permit.until, NULL);
+		END IF;
+		permits.numbers[i] := permit.number;
+		permits.fences[i] := permit.fence;
+	END LOOP;
+	RETURN permits;
+EXCEPTION WHEN SQLSTATE 'RL000' THEN
+	RETURN ROW(false, NULL, NULL, permit.at, NULL, permit.not_before)::@schema@.rate_limit_permits;
+END
+$body$;
+
+CREATE FUNCTION @schema@.rate_limit_renew_n(name text, key text, numbers integer[], fences bigint[], lease interval)
+RETURNS @schema@.rate_limit_permits LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
+DECLARE
+	permits @schema@.rate_limit_permits := ROW(false, numbers, fences, NULL, NULL, NULL);
+	permit  @schema@.rate_limit_permit;
+	it      record;
+BEGIN
+	IF numbers IS NULL OR cardinality(numbers) NOT BETWEEN 1 AND 1000 OR cardinality(fences) IS DISTINCT FROM cardinality(numbers) THEN
+		RAISE EXCEPTION 'rate limit %: numbers and fences must be of permits that were acquired together', quote_literal(left(name, 255)) USING ERRCODE = 'invalid_parameter_value';
+	END IF;
+	FOR it IN SELECT u.number, u.fence FROM unnest(numbers, fences) AS u (number, fence) ORDER BY u.number LOOP
+		permit := @schema@.rate_limit_renew(name, key, it.number, it.fence, lease);
+		IF NOT permit.ok THEN
+			RAISE EXCEPTION USING ERRCODE = 'RL000';
+		ELSIF NOT permits.ok THEN
+			permits := ROW(true, numbers, fences, permit.at, permit.until, NULL);
+		END IF;
+	END LOOP;
+	RETURN permits;
+EXCEPTION WHEN SQLSTATE 'RL000' THEN
+	RETURN ROW(false, numbers, fences, permit.at, NULL, NULL)::@schema@.rate_limit_permits;
+END
+$body$;
+
+CREATE FUNCTION @schema@.rate_limit_release_n(name text, key text, numbers integer[], fences bigint[])
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
+BEGIN
+	RETURN (@schema@.rate_limit_renew_n(name, key, numbers, fences, '0')).ok;
+END
+$body$;
+
 -- By name: the definition is that of the catalog.
 
 CREATE FUNCTION @schema@.rate_limit_allow(name text, key text, count float8 DEFAULT 1)
@@ -923,6 +998,29 @@ DECLARE
 	named record := @schema@.rate_limit_named_permits(name, key);
 BEGIN
 	RETURN @schema@.rate_limit_renew(name, key, number, fence, named.lease);
+END
+$body$;
+
+CREATE FUNCTION @schema@.rate_limit_acquire_n(name text, key text, n integer)
+RETURNS @schema@.rate_limit_permits LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
+DECLARE
+	named  record := @schema@.rate_limit_named_permits(name, key);
+	permit @schema@.rate_limit_permit;
+BEGIN
+	IF named.mode = 'refuse' THEN
+		permit := @schema@.rate_limit_acquire(name, key);
+		RETURN ROW(false, NULL, NULL, permit.at, NULL, permit.not_before)::@schema@.rate_limit_permits;
+	END IF;
+	RETURN @schema@.rate_limit_acquire_n(name, key, n, named.at_once, named.lease);
+END
+$body$;
+
+CREATE FUNCTION @schema@.rate_limit_renew_n(name text, key text, numbers integer[], fences bigint[])
+RETURNS @schema@.rate_limit_permits LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
+DECLARE
+	named record := @schema@.rate_limit_named_permits(name, key);
+BEGIN
+	RETURN @schema@.rate_limit_renew_n(name, key, numbers, fences, named.lease);
 END
 $body$;
 
@@ -1003,6 +1101,9 @@ $functions$, '@schema@', home);
 	@schema@.rate_limit_acquire(text, text, integer, interval),
 	@schema@.rate_limit_renew(text, text, integer, bigint, interval),
 	@schema@.rate_limit_release(text, text, integer, bigint),
+	@schema@.rate_limit_acquire_n(text, text, integer, integer, interval),
+	@schema@.rate_limit_renew_n(text, text, integer[], bigint[], interval),
+	@schema@.rate_limit_release_n(text, text, integer[], bigint[]),
 	@schema@.rate_limit_allow(text, text, float8),
 	@schema@.rate_limit_take(text, text, float8),
 	@schema@.rate_limit_reserve(text, text, float8),
@@ -1012,6 +1113,8 @@ $functions$, '@schema@', home);
 	@schema@.rate_limit_settle(text, text, float8, float8),
 	@schema@.rate_limit_acquire(text, text),
 	@schema@.rate_limit_renew(text, text, integer, bigint),
+	@schema@.rate_limit_acquire_n(text, text, integer),
+	@schema@.rate_limit_renew_n(text, text, integer[], bigint[]),
 	@schema@.rate_limit_allow_all(text[], text[], float8[], float8[]),
 	@schema@.rate_limit_take_all(text[], text[], float8[], float8[], text),
 	@schema@.rate_limit_reserve_all(text[], text[], float8[]),
@@ -1077,6 +1180,9 @@ DROP FUNCTION
 	@schema@.rate_limit_acquire(text, text, integer, interval),
 	@schema@.rate_limit_renew(text, text, integer, bigint, interval),
 	@schema@.rate_limit_release(text, text, integer, bigint),
+	@schema@.rate_limit_acquire_n(text, text, integer, integer, interval),
+	@schema@.rate_limit_renew_n(text, text, integer[], bigint[], interval),
+	@schema@.rate_limit_release_n(text, text, integer[], bigint[]),
 	@schema@.rate_limit_allow(text, text, float8),
 	@schema@.rate_limit_take(text, text, float8),
 	@schema@.rate_limit_reserve(text, text, float8),
@@ -1086,11 +1192,13 @@ DROP FUNCTION
 	@schema@.rate_limit_settle(text, text, float8, float8),
 	@schema@.rate_limit_acquire(text, text),
 	@schema@.rate_limit_renew(text, text, integer, bigint),
+	@schema@.rate_limit_acquire_n(text, text, integer),
+	@schema@.rate_limit_renew_n(text, text, integer[], bigint[]),
 	@schema@.rate_limit_allow_all(text[], text[], float8[], float8[]),
 	@schema@.rate_limit_take_all(text[], text[], float8[], float8[], text),
 	@schema@.rate_limit_reserve_all(text[], text[], float8[]),
 	@schema@.rate_limit_check_all(text[], text[], float8[], float8[], boolean);
-DROP TYPE @schema@.rate_limit_result, @schema@.rate_limit_request, @schema@.rate_limit_permit;
+DROP TYPE @schema@.rate_limit_result, @schema@.rate_limit_request, @schema@.rate_limit_permit, @schema@.rate_limit_permits;
 $functions$, '@schema@', home);
 END
 $migration$;

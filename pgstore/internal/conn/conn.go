@@ -24,10 +24,11 @@ type Conn struct {
 	Work    Work
 	Retries atomic.Int64
 
-	unanswered atomic.Bool // the last Probe had no answer
+	probes probes
 
 	seats chan struct{} // has room for the connections that may wait for a locked row
 	moves moves
+	lock  tableLock
 }
 
 const (

@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -28,6 +29,9 @@ var ErrCommitted = errors.New("pgstore: the function committed the transaction i
 // LockNotAvailable is the SQLSTATE of a statement that waited for a lock longer than lock_timeout.
 const LockNotAvailable = "55P03"
 
+// QueryCanceled is the SQLSTATE of a statement that a statement_timeout or a cancel request ended.
+const QueryCanceled = "57014"
+
 // TimedOut reports whether a statement with a lock_timeout did nothing because a lock was not available
 // in time. If the lock comes in the same moment, PostgreSQL reports a canceled statement instead (8 of
 // 250,000 calls on hot rows). A statement_timeout has another message. A canceled context has the
@@ -36,13 +40,19 @@ const LockNotAvailable = "55P03"
 func TimedOut(err error) bool {
 	var pgErr *pgconn.PgError
 	return Code(err) == LockNotAvailable ||
-		errors.As(err, &pgErr) && pgErr.Code == "57014" && pgErr.Message == "canceling statement due to user request"
+		errors.As(err, &pgErr) && pgErr.Code == QueryCanceled && pgErr.Message == "canceling statement due to user request"
 }
 
-// Fault wraps an error of the database, and explains it if the table is missing or a pooler is in the
-// way. errors.As reaches the original.
+// Fault wraps an error of the database, and explains it if the table is missing or locked, or a pooler
+// is in the way. errors.As reaches the original.
 func (c *Conn) Fault(doing string, err error) error {
-	switch Code(err) {
+	code := Code(err)
+	if code == QueryCanceled || errors.Is(err, context.DeadlineExceeded) {
+		if by := c.tableLock(); by != "" && !errors.Is(err, ErrLocked) {
+			return fmt.Errorf("%w: %s: %s: %w", ErrLocked, by, doing, err)
+		}
+	}
+	switch code {
 	case "42P01", "42703": // undefined_table, undefined_column
 		where := "the search_path of the connection (Config.Schema names another)"
 		if c.Schema != "" {
@@ -55,8 +65,12 @@ func (c *Conn) Fault(doing string, err error) error {
 	return fmt.Errorf("pgstore: %s: %w", doing, err)
 }
 
-// Locked returns the error of a decision whose time was over while it waited for a row's lock.
-func Locked(limit string, err error) error {
+// Locked returns the error of a decision whose time was over while it waited for a lock: of a row, or of
+// the table.
+func (c *Conn) Locked(limit string, err error) error {
+	if by := c.tableLock(); by != "" {
+		return fmt.Errorf("%w: %s: limit %q: %w", ErrLocked, by, limit, err)
+	}
 	return fmt.Errorf("%w: a transaction has locked a row of limit %q: %w", ErrLocked, limit, err)
 }
 

@@ -2,8 +2,11 @@ package conn
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 const (
@@ -87,3 +90,54 @@ func (s *Seat) Leave() {
 
 // Seated returns the number of connections that wait in PostgreSQL.
 func (c *Conn) Seated() int { return len(c.seats) }
+
+// lockOfTable says which session has or awaits a lock of the table that decisions wait for. It neither
+// reads nor locks the table. Of several locks one that is granted explains more.
+const lockOfTable = `SELECT format('table %s is %s by %s (%s)', l.relation::regclass,
+	CASE WHEN l.granted THEN 'locked' ELSE 'waited for' END,
+	coalesce('pid ' || l.pid, 'a prepared transaction'), concat_ws(', ', l.mode, nullif(a.application_name, '')))
+FROM pg_locks AS l LEFT JOIN LATERAL pg_stat_get_activity(l.pid) AS a ON true
+WHERE l.locktype = 'relation' AND l.relation = to_regclass($1::text)
+	AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+	AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+ORDER BY l.granted DESC LIMIT 1`
+
+const (
+	lockLook  = 50 * time.Millisecond // for a look at the table's lock, with its connection
+	lockKnown = time.Second           // for which its answer is used
+)
+
+// tableLock is what was seen last of the table's lock.
+type tableLock struct {
+	mu sync.Mutex
+	at time.Time
+	by string
+}
+
+// tableLock says which session has locked the table or waits to, such as a migration behind a dump; ""
+// if none does, or the database does not say so at once. While the pool has no connection left it does
+// not look.
+func (c *Conn) tableLock() string {
+	if c.Pool == nil {
+		return ""
+	}
+	l := &c.lock
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if time.Since(l.at) < lockKnown {
+		return l.by
+	}
+	if stat := c.Pool.Stat(); stat.IdleConns() == 0 && stat.TotalConns() >= stat.MaxConns() {
+		return ""
+	}
+	table := pgx.Identifier{Table}
+	if c.Schema != "" {
+		table = pgx.Identifier{c.Schema, Table}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), lockLook)
+	defer cancel()
+	l.by = ""
+	_ = c.Pool.QueryRow(ctx, lockOfTable, pgx.QueryExecModeExec, table.Sanitize()).Scan(&l.by) // an error is no answer
+	l.at = time.Now()
+	return l.by
+}

@@ -4,13 +4,28 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
+// held is for how long after a silence the pool may count connections that died in it: until the
+// deadlines of their calls, and then until pgx has closed them, which takes up to 15 seconds.
+const held = 30 * time.Second
+
+// probes is what the probes of a Conn have found.
+type probes struct {
+	mu               sync.Mutex
+	answered, failed time.Time // the last of each
+	stale            bool      // the pool has connections from before failed
+	lost             bool      // no connection of the pool was acquired since failed
+}
+
 // Probe asks the server a statement on a connection of its own. The first answer after a probe that
-// failed has the pool replace its connections.
+// failed has the pool replace its connections. Probe then returns an error until the pool has a
+// connection, since a call would wait in vain for one, but for no longer than held.
 //
 // A server or a pooler that has no room for another connection is asked by one of the pool, which may
 // itself be what fills it, such as up to its role's CONNECTION LIMIT. Those stay: another client could
@@ -22,19 +37,50 @@ func (c *Conn) Probe(ctx context.Context) error {
 	}
 	defer leave()
 	err = probe(ctx, c.Pool)
-	if code := Code(err); code == "53300" || code == "08P01" { // too_many_connections, of PostgreSQL and of PgBouncer
-		if err = c.probeByPool(ctx, err); err == nil {
-			return nil
-		}
+	code := Code(err)
+	full := code == "53300" || code == "08P01" // too_many_connections, of PostgreSQL and of PgBouncer
+	if full {
+		err = c.probeByPool(ctx, err)
 	}
-	if err != nil {
-		c.unanswered.Store(true)
+	if err = c.regain(ctx, full, err); err != nil {
 		return fmt.Errorf("pgstore: probe: %w", err)
 	}
-	if c.unanswered.CompareAndSwap(true, false) {
+	return nil
+}
+
+// regain returns err, the end of a probe. After a probe that failed, it returns that of acquiring a
+// connection of the pool instead, until one is acquired. A server that is full keeps the pool's.
+func (c *Conn) regain(ctx context.Context, full bool, err error) error {
+	reset, lost := c.probes.ended(time.Now(), full, err)
+	if reset {
 		c.Pool.Reset()
 	}
+	if err != nil || !lost {
+		return err
+	}
+	pooled, err := c.Pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	pooled.Release()
+	c.probes.mu.Lock()
+	defer c.probes.mu.Unlock()
+	c.probes.lost = false
 	return nil
+}
+
+// ended notes the end of a probe. It returns whether the pool has to replace its connections, and
+// whether it may have none yet.
+func (p *probes) ended(now time.Time, full bool, err error) (reset, lost bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err != nil {
+		p.failed, p.stale, p.lost = now, true, true
+		return false, true
+	}
+	reset = p.stale && !full
+	p.answered, p.stale = now, p.stale && full
+	return reset, p.lost && now.Sub(p.failed) < held
 }
 
 func probe(ctx context.Context, pool *pgxpool.Pool) error {
@@ -62,7 +108,7 @@ func probe(ctx context.Context, pool *pgxpool.Pool) error {
 // probeByPool asks by a connection of the pool, since the server has refused another one with an
 // error. If all are in use by the application, and PostgreSQL itself refused, it has answered.
 func (c *Conn) probeByPool(ctx context.Context, refused error) error {
-	if c.InUse() {
+	if c.full() {
 		if Code(refused) == "53300" {
 			return nil
 		}
@@ -75,11 +121,19 @@ func (c *Conn) probeByPool(ctx context.Context, refused error) error {
 	return err
 }
 
-// InUse reports whether all connections of the pool are in use.
+// InUse reports whether the application has all connections of the pool in use. They may as well be
+// dead, so a probe must have been answered lately, and none have failed.
 func (c *Conn) InUse() bool {
-	if c.Pool == nil {
+	if c.Pool == nil || !c.full() {
 		return false
 	}
+	c.probes.mu.Lock()
+	defer c.probes.mu.Unlock()
+	return time.Since(c.probes.answered) < held && time.Since(c.probes.failed) > held
+}
+
+// full reports whether all connections of the pool are in use.
+func (c *Conn) full() bool {
 	stat := c.Pool.Stat()
 	return stat.AcquiredConns() >= stat.MaxConns()
 }

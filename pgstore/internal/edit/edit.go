@@ -142,9 +142,11 @@ func (e *Editor) credit(ctx context.Context, tx pgx.Tx, a *decide.Demand, n floa
 	} else if held, ok := e.taker.HeldBy(tx, a); ok {
 		shard, states = held, e.known.Shards.Cached(a, time.Time{})
 	} else {
-		if states, _, _, at, err = e.lockEach(ctx, tx, a); err != nil {
+		var rows []locked
+		if rows, at, err = e.lockEach(ctx, tx, a); err != nil {
 			return nil, at, err
 		}
+		states = rows[0].states
 		counts = a.Fill(states, n, at)
 	}
 	given, err := e.give(ctx, tx, a, shard, counts)
@@ -179,20 +181,36 @@ func (e *Editor) give(ctx context.Context, tx pgx.Tx, a *decide.Demand, shard in
 	return gives, tx.SendBatch(ctx, &batch).Close()
 }
 
-// lockEach locks all rows of a demand, in order, and returns their states, their tokens that are
-// out, and whether none was there, so that all have been made.
-func (e *Editor) lockEach(ctx context.Context, q table.Querier, a *decide.Demand) (states []bucket.State, outs []bucket.Out, made bool, at time.Time, err error) {
-	changes := make([]decide.Change, a.Definition.Shards)
-	for shard := range changes {
-		changes[shard] = a.Change(0, shard, 0)
+// locked is the rows of a demand, locked.
+type locked struct {
+	states []bucket.State
+	outs   []bucket.Out // their tokens that are out
+	made   bool         // none was there, so that all have been made
+}
+
+// lockEach locks all rows of demands, in order.
+func (e *Editor) lockEach(ctx context.Context, q table.Querier, demands ...*decide.Demand) ([]locked, time.Time, error) {
+	var changes []decide.Change
+	for _, a := range demands {
+		for shard := range a.Definition.Shards {
+			changes = append(changes, a.Change(0, shard, 0))
+		}
 	}
 	given, at, err := e.taker.Touch(ctx, q, &pgx.Batch{}, changes)
-	made = err == nil
-	for i := range given {
-		states, outs = append(states, given[i].Taken.After), append(outs, given[i].Taken.Out)
-		made = made && given[i].Taken.Made
+	if err != nil {
+		return nil, at, err
 	}
-	return states, outs, made, at, err
+	all := make([]locked, len(demands))
+	for i, a := range demands {
+		l := &all[i]
+		l.made = true
+		for _, g := range given[:a.Definition.Shards] {
+			l.states, l.outs = append(l.states, g.Taken.After), append(l.outs, g.Taken.Out)
+			l.made = l.made && g.Taken.Made
+		}
+		given = given[a.Definition.Shards:]
+	}
+	return all, at, nil
 }
 
 // Pause returns the edit that pauses, and sets until to the latest end.
@@ -227,11 +245,12 @@ func (e *Editor) Resume(ctx context.Context, tx pgx.Tx, call *decide.Call) error
 
 // rewrite changes all rows of a demand.
 func (e *Editor) rewrite(ctx context.Context, tx pgx.Tx, a *decide.Demand, to func(*bucket.Definition, bucket.State, bucket.Out, time.Time) bucket.State) error {
-	states, outs, _, at, err := e.lockEach(ctx, tx, a)
+	rows, at, err := e.lockEach(ctx, tx, a)
 	if err != nil {
 		return e.Fault("edit", err)
 	}
 	var batch pgx.Batch
+	states, outs := rows[0].states, rows[0].outs
 	for shard, state := range states {
 		states[shard] = to(a.Definition.Shard(), state, outs[shard], at)
 		e.table.QueuePut(&batch, decide.Row{Key: a.KeyOf(), Shard: shard}, states[shard])
@@ -242,38 +261,4 @@ func (e *Editor) rewrite(ctx context.Context, tx pgx.Tx, a *decide.Demand, to fu
 	e.known.Forget(a.KeyOf())
 	e.known.Shards.Observe(a, states)
 	return nil
-}
-
-// Change changes the rows of a key from one definition to another, and returns the status then. A
-// key without rows is left without: it is full by either. The tokens that this process holds in memory
-// are not returned first, as those of others are not: the row owes them.
-func (e *Editor) Change(ctx context.Context, tx pgx.Tx, before, after *decide.Demand) (status ratelimit.Status, err error) {
-	states, outs, made, at, err := e.lockEach(ctx, tx, before)
-	if err != nil {
-		return status, e.Fault("change", err)
-	}
-	states = before.Definition.Change(&after.Definition, after.Key, states, outs, at)
-	var batch pgx.Batch
-	for shard, state := range states {
-		if row := (decide.Row{Key: after.KeyOf(), Shard: shard}); made {
-			e.table.QueueRemove(&batch, row)
-		} else {
-			e.table.QueuePut(&batch, row, state)
-		}
-	}
-	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
-		return status, e.Fault("change", err)
-	}
-	e.known.Forget(after.KeyOf())
-	return decide.Shown(after.Limit, after.Key, states[:after.Definition.Shards], at.UTC()), nil
-}
-
-// ChangeOwn is Change in a transaction of its own.
-func (e *Editor) ChangeOwn(ctx context.Context, before, after *decide.Demand) (status ratelimit.Status, err error) {
-	err = e.own(ctx, append(before.Rows(), after.Rows()...), func(ctx context.Context, tx pgx.Tx) (err error) {
-		status, err = e.Change(ctx, tx, before, after)
-		return err
-	})
-	e.known.Forget(after.KeyOf()) // again, now that others see it
-	return status, err
 }

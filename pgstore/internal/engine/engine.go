@@ -145,7 +145,7 @@ func (e *Engine) Decide(ctx context.Context, w *watch.Watch, p *Pending) (rateli
 	p.began = w.Start()
 	if _, err := e.queueFor(p).Do(ctx, p); err != nil {
 		if row := p.locked.Load(); row != nil {
-			return ratelimit.Result{}, conn.Locked(row.Name, err)
+			return ratelimit.Result{}, e.Locked(row.Name, err)
 		}
 		return ratelimit.Result{}, e.Fault("decide", err)
 	}

@@ -136,7 +136,8 @@ func TestTakeUntilTheEnd(t *testing.T) {
 	m.want(plain, 1, false)
 }
 
-// Another definition, and one behind a pointer, which can change, are not known.
+// Another definition, one behind a pointer, which can change, and one of a type of the program's own,
+// which may have a pointer in it or be not comparable, are not known.
 func TestTakeKnowsOneDefinition(t *testing.T) {
 	m := newMemory(t)
 	m.bring(m.of(plain), 10)
@@ -146,11 +147,28 @@ func TestTakeKnowsOneDefinition(t *testing.T) {
 	if m.Find(&ratelimit.Request{Limit: &plain, Key: "k", Count: 1}) != nil {
 		t.Error("a limit behind a pointer is known")
 	}
+	for _, own := range []ratelimit.Limit{struct{ *ratelimit.TokenBucket }{&plain}, incomparable{TokenBucket: plain}} {
+		request := &ratelimit.Request{Limit: own, Key: "own", Count: 1}
+		call, err := decide.New(false, *request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.FindOrAdd(&call.Demands[0])
+		if m.Find(request) != nil {
+			t.Errorf("a limit of the type %T is known", own)
+		}
+	}
 	m.want(plain, 1, true)
 	other.Rate = 200
 	m.of(other)
 	m.want(plain, 1, false)
 	m.want(other, 1, false)
+}
+
+// incomparable is a type of a program's own.
+type incomparable struct {
+	ratelimit.TokenBucket
+	tags []string
 }
 
 // wantOut takes n tokens for a transaction.

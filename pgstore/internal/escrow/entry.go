@@ -1,7 +1,6 @@
 package escrow
 
 import (
-	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,7 +14,7 @@ import (
 
 // Entry is what a process knows of one key. A nil Entry is of a key that is not remembered.
 type Entry struct {
-	limit ratelimit.Limit // of the key, to compare; nil if it can change, behind a pointer
+	limit ratelimit.Limit // of the key, to compare; nil if it can change
 	paid  *receipt.Limit  // the limit in receipts
 	least float64         // the least count that is handed out
 
@@ -43,7 +42,7 @@ func newEntry(c *Config, a *decide.Demand) *Entry {
 	e.spent.definition = &e.template.Definition
 	e.demand.begun = c.moment().mono
 	e.paid = e.template.Paid()
-	if reflect.TypeOf(a.Limit).Kind() != reflect.Pointer {
+	if decide.Constant(a.Limit) {
 		e.limit = a.Limit
 	}
 	return e

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/batch"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
@@ -34,7 +33,7 @@ func (f *Permits) lock(row decide.Row) int64 { return table.Lock(f.Schema, row) 
 // apply has an operation made. A permit that was taken for a caller that gave up is released.
 func (f *Permits) apply(ctx context.Context, op *table.PermitOp) error {
 	ops := f.ops
-	if !f.table.PassesOver() { // a statement waits for its row, so it is for that alone
+	if !f.table.PassesOver() || len(op.Rest) > 0 { // a statement waits for its row, or is for a set, so it is for that alone
 		ops = batch.New(1, f.Timeout, f.serve, f.Work.Spawn)
 	}
 	end, err := f.Enter(ctx)
@@ -133,6 +132,9 @@ func (f *Permits) change(ctx context.Context, tickets []*ticket) {
 		ops[i] = t.Value.op
 	}
 	err := f.Retry(ctx, func() error {
+		if len(ops[0].Rest) > 0 {
+			return f.table.ChangePermitSet(ctx, f.Pool, ops[0].Set(), f.Clock())
+		}
 		if !f.table.PassesOver() {
 			return f.table.ChangePermit(ctx, f.Pool, ops[0], f.Clock())
 		}
@@ -161,11 +163,10 @@ func (f *Permits) finish(t *ticket) {
 		return
 	}
 	c := t.Value
-	if c.err != nil || !c.takes() || !c.op.Done.OK {
+	if c.err != nil || !c.takes() || !c.op.Done.OK || c.op.Done.Given {
 		return
 	}
-	limit := ratelimit.InFlight{Name: c.op.Row.Name, Lease: c.op.Lease}
-	f.giveBack(permitOf(limit, c.op, time.Now()))
+	f.giveBack(held(askedOf(c.op), c.op, time.Now()))
 }
 
 // lookID is what a look reads: all permits of a key, or a part of those of a limit.

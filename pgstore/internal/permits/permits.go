@@ -61,7 +61,7 @@ func (f *Permits) changeHeld(ctx context.Context, op *table.PermitOp) error {
 			err = f.changeOnce(ctx, op)
 		}
 		if ctx.Err() != nil && err != nil {
-			return conn.Locked(op.Row.Name, ctx.Err())
+			return f.Locked(op.Row.Name, ctx.Err())
 		}
 	}
 	return err
@@ -78,17 +78,17 @@ var errHeld = errors.New("pgstore: the permit is locked")
 
 // changeOnce is changeHeld that does not wait.
 func (f *Permits) changeOnce(ctx context.Context, op *table.PermitOp) error {
-	next := *op // a caller that gives up must not share it with the next attempt
-	err := f.apply(ctx, &next)
+	next := op.Clone() // a caller that gives up must not share it with the next attempt
+	err := f.apply(ctx, next)
 	if err != nil {
 		return err
 	}
-	if *op = next; op.Done.OK {
+	if *op = *next; op.Done.OK {
 		return nil
 	}
 	looking, cancel := f.Timed(ctx)
 	defer cancel()
-	held, err := f.table.HoldsPermit(looking, f.Pool, op, f.Clock())
+	held, err := f.table.HoldsPermits(looking, f.Pool, op.Set(), f.Clock())
 	switch {
 	case err != nil:
 		return f.Fault("look", err)
@@ -104,6 +104,9 @@ func lost(row decide.Row) error {
 
 // Release releases a permit, or hands it on to a waiter here.
 func (f *Permits) Release(ctx context.Context, permit ratelimit.Permit) error {
+	if several(permit) {
+		return f.releaseSet(ctx, permit)
+	}
 	row, asked := rowOf(permit), time.Now()
 	op := &table.PermitOp{Row: row, Fence: permit.Fence}
 	next, hands := f.local.HandOn(row.Key, row.Shard, asked)
@@ -115,6 +118,8 @@ func (f *Permits) Release(ctx context.Context, permit ratelimit.Permit) error {
 	case err != nil:
 		f.local.Lost(row.Key, row.Shard)
 		return err
+	case op.Done.Given:
+		f.local.LetGo(row.Key, row.Shard)
 	case hands:
 		if taken := permitOf(next, op, asked); !f.local.Hand(row.Key, taken) {
 			f.GiveBack(ctx, taken)
@@ -170,6 +175,9 @@ func (f *Permits) tryRelease(ctx context.Context, permit ratelimit.Permit) error
 
 // ReleaseIn releases a permit in a caller's transaction.
 func (f *Permits) ReleaseIn(ctx context.Context, tx pgx.Tx, permit ratelimit.Permit) error {
+	if several(permit) {
+		return f.releaseSetIn(ctx, tx, permit)
+	}
 	op := &table.PermitOp{Row: rowOf(permit), Fence: permit.Fence}
 	op.Lock = f.lock(op.Row)
 	var batch pgx.Batch
@@ -186,6 +194,9 @@ func (f *Permits) ReleaseIn(ctx context.Context, tx pgx.Tx, permit ratelimit.Per
 // Renew has a permit's lease end a Lease from now, and returns it so.
 func (f *Permits) Renew(ctx context.Context, permit ratelimit.Permit) (ratelimit.Permit, error) {
 	asked := time.Now()
+	if several(permit) {
+		return f.renewSet(ctx, permit, asked)
+	}
 	op := &table.PermitOp{Row: rowOf(permit), Fence: permit.Fence, Lease: permit.InFlight.LeaseOrDefault()}
 	if err := f.changeHeld(ctx, op); err != nil {
 		return ratelimit.Permit{}, err

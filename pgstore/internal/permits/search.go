@@ -102,7 +102,7 @@ func (s *search) saw() (some bool) {
 // permitOf is the permit that an operation has taken or renewed.
 func permitOf(limit ratelimit.InFlight, op *table.PermitOp, asked time.Time) ratelimit.Permit {
 	return ratelimit.Permit{
-		InFlight: limit, Key: op.Row.Key.Key, OK: true, Number: op.Row.Shard,
+		InFlight: limit, Key: op.Row.Key.Key, N: 1, OK: true, Number: op.Row.Shard,
 		Fence: op.Done.Fence, At: op.Done.At, Until: op.Done.Until, Asked: asked,
 	}
 }

@@ -18,28 +18,43 @@ const lookAgain = 100 * time.Millisecond
 // Of others it looks at parts, by turns with all processes that wait for the key.
 const mostLooked = 100
 
-// Await takes a permit, and waits for one until ctx is over. Only the first in line looks; the
-// others are handed permits on, or have their turn.
-func (f *Permits) Await(ctx context.Context, limit ratelimit.InFlight, key decide.Key) (ratelimit.Permit, error) {
-	w, asks := f.local.Arrive(key, limit)
+// Await takes the permits of a request, and waits for them until ctx is over. Only the first in line
+// looks; the others are handed permits on, or have their turn.
+func (f *Permits) Await(ctx context.Context, request ratelimit.PermitRequest) (ratelimit.Permit, error) {
+	w, asks := f.local.Arrive(request.Parts()...)
 	defer func() {
 		if handed, ok := f.local.Leave(w); ok { // beside the one that was found, or too late
 			f.GiveBack(ctx, handed)
 		}
 	}()
+	key := keyOf(request)
+	t := turns{try: func(s search) (ratelimit.Permit, error) { return f.acquire(ctx, s) }, pass: func() {}}
+	if w.Several() {
+		c := collector{Permits: f, waiter: w, key: key}
+		defer c.end()
+		t = turns{try: func(search) (ratelimit.Permit, error) { return c.try(ctx) }, pass: c.end}
+	}
 	if asks {
-		if permit, err := f.acquire(ctx, search{limit: f.local.Limit(w), look: table.PermitLook{Key: key}}); err != nil || permit.OK {
+		permit, err := t.try(search{limit: f.local.Wants(w)[0].Limit, look: table.PermitLook{Key: key}})
+		if err != nil || permit.OK {
 			return permit, err
 		}
 		f.local.Enter(w)
 	}
-	return f.inLine(ctx, w, key)
+	return f.inLine(ctx, w, key, t)
+}
+
+// turns is what a waiter does when it is first in line, and when it is not any more.
+type turns struct {
+	try  func(search) (ratelimit.Permit, error)
+	pass func()
 }
 
 // inLine is Await of a waiter.
-func (f *Permits) inLine(ctx context.Context, w *flight.Waiter, key decide.Key) (ratelimit.Permit, error) {
+func (f *Permits) inLine(ctx context.Context, w *flight.Waiter, key decide.Key, t turns) (ratelimit.Permit, error) {
 	again := time.NewTimer(time.Hour)
 	defer again.Stop()
+	var next time.Time // before which one that reads all permits does not look
 	for {
 		select {
 		case permit := <-w.Got:
@@ -47,27 +62,36 @@ func (f *Permits) inLine(ctx context.Context, w *flight.Waiter, key decide.Key) 
 		case <-ctx.Done():
 			return ratelimit.Permit{}, ctx.Err()
 		case now := <-w.Turn:
-			if wait := time.Until(f.local.Look(key)); !now && wait > 0 {
+			at := f.local.Look(key)
+			if now {
+				at = next
+			}
+			if wait := time.Until(at); wait > 0 {
 				again.Reset(wait)
 				continue
 			}
 		case <-again.C:
 		}
-		if !f.local.First(w) {
+		if !f.local.First(w) { // a caller that came before has asked in vain meanwhile
+			t.pass()
 			continue
 		}
-		limit := f.local.Limit(w)
+		limit := f.local.Wants(w)[0].Limit
 		s := search{limit: limit, look: table.PermitLook{Key: key}}
 		if limit.Limit > mostLooked {
 			s.look.PartOf = limit.Limit
 		}
-		permit, err := f.acquire(ctx, s)
+		permit, err := t.try(s)
 		if err != nil || permit.OK {
 			return permit, err
 		}
 		wait := lookAgain/2 + rand.N(lookAgain)
 		if first := permit.NotBefore.Sub(permit.At); first > 0 && first < wait {
 			wait = first + rand.N(lookAgain/8)
+		}
+		if w.Several() {
+			pause := time.Duration(limit.Limit) * table.PermitTurn / table.PermitPart
+			next, wait = time.Now().Add(pause), max(wait, pause)
 		}
 		f.local.LookAgain(key, time.Now().Add(wait))
 		again.Reset(wait)

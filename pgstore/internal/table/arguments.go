@@ -35,7 +35,8 @@ type Give struct {
 
 // A must is a take whose refusal is an error, so that nothing behind it in the same round trip is
 // done. Its error is that of a cast, 22P02, of a text that has the mark of the take and the state
-// that decided: value, ts, now and the end of a pause. (A NULL in a NOT NULL column would write the
+// that decided: value, ts, now and the end of a pause, in binary, since a session may write numbers
+// as text with fewer digits (extra_float_digits). (A NULL in a NOT NULL column would write the
 // key into the server's log.) It has no second way, so unlike a take it turns nothing away: a pause
 // that is over by its clock is, and a window counts from the edges of its row.
 type must struct {

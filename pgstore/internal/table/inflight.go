@@ -16,6 +16,10 @@ import (
 // each time that it is taken, and is at least the instant of that in microseconds since 1970. A
 // permit that was released has a ts of long ago, so that it is free whatever the clock does. Leases
 // are in microseconds. One that is renewed ends a lease from now, also when the clock went back.
+//
+// A permit that is held can be claimed: paused is the end of the claim, and ahead the turn of the
+// waiter that collects. When it is released, it is that waiter's: with a new fence, until the end of
+// the claim. What is taken is not claimed.
 
 // PermitOp is an operation on a permit.
 type PermitOp struct {
@@ -25,13 +29,18 @@ type PermitOp struct {
 	Next  bool          // it is taken anew, and has a new fence then
 	New   bool          // it may not be there yet
 	Lock  int64         // the advisory lock held by a transaction that changes the row
+	Rest  PermitSet     // the others of a set, of which this is the first
 
 	Done PermitDone
 }
 
+// PermitSet is operations on different permits in the order of their rows: all are made, or none.
+type PermitSet []*PermitOp
+
 // PermitDone is the outcome of a PermitOp.
 type PermitDone struct {
 	OK    bool
+	Given bool // to a waiter that had claimed it, when it was released
 	Fence int64
 	At    time.Time // when it was decided
 	Until time.Time
@@ -40,12 +49,15 @@ type PermitDone struct {
 // take reports whether the operation takes a free permit.
 func (op *PermitOp) take() bool { return op.Fence == 0 }
 
+// releases reports whether the operation's holder has the permit no more.
+func (op *PermitOp) releases() bool { return op.Lease == 0 || op.Next }
+
 // done returns the outcome of an operation that returned a fence and an end.
-func (op *PermitOp) done(fence int64, until time.Time) PermitDone {
+func (op *PermitOp) done(fence int64, until time.Time, given bool) PermitDone {
 	if fence == 0 { // it was not there
 		return PermitDone{}
 	}
-	return PermitDone{OK: true, Fence: fence, At: until.Add(-op.Lease).UTC(), Until: until.UTC()}
+	return PermitDone{OK: true, Given: given && op.releases(), Fence: fence, At: until.Add(-op.Lease).UTC(), Until: until.UTC()}
 }
 
 // PermitView is a permit as it was read.
@@ -74,8 +86,8 @@ const (
 )
 
 // arguments are those of an operation that is a statement. It returns a row if and only if it was
-// done, and leaves no predicate lock under SERIALIZABLE, unless it is in a subtransaction. paused
-// carries the end of a lease to where the clock cannot be read, and is not kept.
+// done, and leaves no predicate lock under SERIALIZABLE, unless it is in a subtransaction. In a new row
+// paused carries the end of a lease to where the clock cannot be read.
 func (op *PermitOp) arguments(now *time.Time) (name string, args []any) {
 	args = []any{op.Row.Name, op.Row.Key.Key, int32(op.Row.Shard), micros(op.Lease), now}
 	if op.take() {
@@ -108,14 +120,15 @@ func (op *PermitOp) scan(row pgx.Row) error {
 	var (
 		fence int64
 		until time.Time
+		given bool
 	)
-	err := row.Scan(&fence, &until)
+	err := row.Scan(&fence, &until, &given)
 	if errors.Is(err, pgx.ErrNoRows) {
 		op.Done = PermitDone{}
 		return nil
 	}
 	if err == nil {
-		op.Done = op.done(fence, until)
+		op.Done = op.done(fence, until, given)
 	}
 	return err
 }
@@ -180,7 +193,7 @@ func (t *Table) queueCreate(batch *pgx.Batch, ops []*PermitOp, now *time.Time) {
 		)
 		_, err := pgx.ForEachRow(rows, []any{&row.Name, &row.Key.Key, &row.Shard, &fence, &until}, func() error {
 			if op := made[row]; op != nil {
-				op.Done = op.done(fence, until)
+				op.Done = op.done(fence, until, false)
 			}
 			return nil
 		})
@@ -199,17 +212,24 @@ func (t *Table) queueChange(batch *pgx.Batch, ops []*PermitOp, now *time.Time) {
 		}
 		op.Done = PermitDone{}
 	}
-	batch.Queue(t.inflight["permit_change"], names, keys, numbers, leases, fences, nexts, now).Query(func(rows pgx.Rows) error {
+	batch.Queue(t.inflight["permit_change"], names, keys, numbers, leases, fences, nexts, now).Query(changed(ops))
+}
+
+// changed returns the reading of the operations that a statement made.
+func changed(ops []*PermitOp) func(pgx.Rows) error {
+	return func(rows pgx.Rows) error {
 		var (
 			fence, i  int64
 			until, at time.Time
+			given     bool
 		)
-		_, err := pgx.ForEachRow(rows, []any{&fence, &until, &at, &i}, func() error {
-			ops[i-1].Done = PermitDone{OK: true, Fence: fence, At: at.UTC(), Until: until.UTC()}
+		_, err := pgx.ForEachRow(rows, []any{&fence, &until, &at, &i, &given}, func() error {
+			op := ops[i-1]
+			op.Done = PermitDone{OK: true, Given: given && op.releases(), Fence: fence, At: at.UTC(), Until: until.UTC()}
 			return nil
 		})
 		return err
-	})
+	}
 }
 
 // LookAtPermitsIn reads the permits of a key in a caller's transaction.
@@ -258,16 +278,6 @@ func (t *Table) queuePart(batch *pgx.Batch, look *PermitLook) {
 		})
 		return err
 	})
-}
-
-// HoldsPermit reports whether a permit is held by an operation's fence, even while the row is
-// locked.
-func (t *Table) HoldsPermit(ctx context.Context, q Querier, op *PermitOp, now *time.Time) (held bool, err error) {
-	err = q.QueryRow(ctx, t.inflight["permit_find"], op.Row.Name, op.Row.Key.Key, int32(op.Row.Shard), op.Fence, now).Scan(&held)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return false, nil
-	}
-	return held, err
 }
 
 // ResetPermits frees the permits of a key. Their fences grow, so that nobody holds them any more.

@@ -46,7 +46,7 @@ func (t *Table) Run(ctx context.Context, c *conn.Conn, own OwnTx) error {
 			return err
 		})
 		if ctx.Err() != nil && errors.Is(ctxErr, ctx.Err()) {
-			return conn.Locked(rows[0].Name, ctx.Err())
+			return c.Locked(rows[0].Name, ctx.Err())
 		}
 	}
 	return err

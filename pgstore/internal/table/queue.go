@@ -2,9 +2,10 @@ package table
 
 import (
 	"cmp"
+	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"math"
-	"strconv"
 	"strings"
 	"time"
 
@@ -39,6 +40,7 @@ func (t *Table) QueueMust(batch *pgx.Batch, c *decide.Change, mark string, now *
 		sql, args = k.must.sql, k.must.args(must{take, mark}, now)
 	}
 	batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
+		*taken = Taken{}
 		err := taken.scan(first{rows}, &c.Definition, &taken.At, &taken.Xid)
 		if err == nil && taken.OK {
 			taken.charge(&c.Definition, now)
@@ -76,18 +78,18 @@ func Refusal(err error, mark string) (s bucket.State, at time.Time, ok bool) {
 	if i < 0 {
 		return s, at, false
 	}
-	if said := strings.Fields(failed.Message[i+len(mark):]); len(said) >= 4 {
-		s.Value, _ = strconv.ParseFloat(said[0], 64)
-		s.TS, at, s.Paused = sinceEpoch(said[1]), sinceEpoch(said[2]), sinceEpoch(said[3])
+	said, _, _ := strings.Cut(failed.Message[i+len(mark)+1:], " ")
+	if state, err := hex.DecodeString(said); err == nil && len(state) >= 24 {
+		s.Value = math.Float64frombits(binary.BigEndian.Uint64(state))
+		s.TS, at = sent(state[8:]), sent(state[16:])
+		if len(state) >= 32 {
+			s.Paused = sent(state[24:])
+		}
 	}
 	return s, at, true
 }
 
-// sinceEpoch returns the instant of a number of seconds since epoch; zero if it is none.
-func sinceEpoch(text string) time.Time {
-	seconds, err := strconv.ParseFloat(text, 64)
-	if err != nil {
-		return time.Time{}
-	}
-	return epoch.Add(time.Duration(math.Round(seconds*1e6)) * time.Microsecond)
+// sent returns the instant at the beginning of what PostgreSQL sends.
+func sent(binaries []byte) time.Time {
+	return time.UnixMicro(epoch.UnixMicro() + int64(binary.BigEndian.Uint64(binaries))).UTC()
 }

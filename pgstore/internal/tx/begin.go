@@ -131,10 +131,11 @@ func (a *attempt) take(ctx context.Context, changes []decide.Change) (pgx.Tx, er
 	return results.Tx(), err
 }
 
-// turnOf returns the turn of an attempt at its rows.
+// turnOf returns the turn of an attempt at its rows. After a turn that has not come in time it stands
+// in no line.
 func (a *attempt) turnOf(ctx context.Context) turn {
-	l := turn{table: a.taker.table, conn: a.conn, contention: a.contention, owed: a.turn.owed}
-	if a.held || a.queued != nil {
+	l := turn{table: a.taker.table, conn: a.conn, contention: a.contention, owed: a.turn.owed, left: a.turn.left}
+	if a.held || l.left || a.queued != nil {
 		return l
 	}
 	if locks := a.taker.table.Lines(a.contention.Among(a.locks)); len(locks) > 0 && ownSession(ctx, a.conn) {

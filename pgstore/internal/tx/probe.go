@@ -7,11 +7,11 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// Contend has transactions take turns at the rows of keys without shards for an hour, as if other
-// processes had been met there, and returns the locks: for tests.
-func (r *Runner) Contend(keys ...decide.Key) (locks []int64) {
-	for _, key := range keys {
-		lock := table.Lock(r.Schema, decide.Row{Key: key})
+// Contend has transactions take turns at rows for an hour, as if other processes had been met there,
+// and returns the locks: for tests.
+func (r *Runner) Contend(rows ...decide.Row) (locks []int64) {
+	for _, row := range rows {
+		lock := table.Lock(r.Schema, row)
 		r.contention.Note(lock, time.Hour)
 		locks = append(locks, lock)
 	}

@@ -3,8 +3,8 @@ package tx
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strconv"
-	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 
@@ -25,11 +25,9 @@ type Queued struct {
 	taken   []table.Taken
 	marks   []string // in the errors of refusals, by the statements
 	read    int      // statements that have taken or, in ModeShadow, refused
+	told    bool     // the end was reported
 	report  func(*ratelimit.Result, error)
 }
-
-// queuedTakes numbers the takes in batches, so that each knows its refusals.
-var queuedTakes atomic.Uint64
 
 // Queue puts a take for requests into a batch, and has its end reported once.
 func (b *Taker) Queue(batch *pgx.Batch, requests []ratelimit.Request, report func(*ratelimit.Result, error)) (*Queued, error) {
@@ -81,17 +79,18 @@ func (q *Queued) ofEnforced(requests []ratelimit.Request) (err error) {
 
 // put puts the statements of the take into a batch. Those of an earlier batch count no more.
 func (q *Queued) put(batch *pgx.Batch) {
-	q.read, q.changes, q.marks = 0, nil, nil
+	q.begin()
+	q.changes, q.marks = nil, nil
 	if len(q.call.Demands) == 0 { // all are in ModeShadow, and can never grant
 		q.Result = q.assumed()
-		q.report(&q.Result, nil)
+		q.tell(&q.Result, nil)
 		return
 	}
-	number := queuedTakes.Add(1)
+	own := rand.Uint64() // so that no text in an error of the caller's can be taken for a refusal
 	for i := range q.call.Demands {
 		a := &q.call.Demands[i]
 		q.changes = append(q.changes, a.Change(i, 0, a.Count))
-		q.marks = append(q.marks, fmt.Sprintf("ratelimit refused %d.%d", number, i))
+		q.marks = append(q.marks, fmt.Sprintf("ratelimit refused %016x.%d", own, i))
 	}
 	q.taken = make([]table.Taken, len(q.changes))
 	now := q.taker.Clock()
@@ -117,12 +116,15 @@ func (q *Queued) assumed() (result ratelimit.Result) {
 
 // done notes the end of a statement on a connection, and of the last one the result.
 func (q *Queued) done(i int, session any, err error) error {
+	if i == 0 {
+		q.begin()
+	}
 	if err != nil {
 		refusal := q.Err(err)
 		if refusal == err {
 			refusal = q.taker.faultOf(&q.call, err)
+			q.tell(&ratelimit.Result{}, refusal)
 		}
-		q.report(&ratelimit.Result{}, refusal)
 		return refusal
 	}
 	if q.read++; q.read < len(q.changes) {
@@ -140,16 +142,38 @@ func (q *Queued) done(i int, session any, err error) error {
 			q.taker.known.Changed(q.changes[i].Key)
 		}
 	}
+	if at.IsZero() { // all are in ModeShadow, and have refused
+		at = q.taker.Instant()
+	}
 	q.Result = q.call.Partly(changes, at.UTC(), xid, session)
 	if q.modes != nil {
 		q.Result = q.modes.Report(q.Result)
 	}
-	q.report(&q.Result, nil)
+	q.tell(&q.Result, nil)
 	return nil
+}
+
+// begin forgets an earlier sending of the batch.
+func (q *Queued) begin() { q.Result, q.read, q.told = ratelimit.Result{}, 0, false }
+
+// tell has the end reported, once.
+func (q *Queued) tell(result *ratelimit.Result, err error) {
+	if !q.told {
+		q.report(result, err)
+	}
+	q.told = true
 }
 
 // Err returns the refusal if err is one of q, and otherwise err.
 func (q *Queued) Err(err error) error {
+	refusal := q.refusal(err)
+	if refusal != err {
+		q.tell(&ratelimit.Result{}, refusal)
+	}
+	return refusal
+}
+
+func (q *Queued) refusal(err error) error {
 	var refused *ratelimit.RefusedError
 	if errors.As(err, &refused) {
 		return err

@@ -30,6 +30,7 @@ type turn struct {
 	locks      []int64       // ascending; none for a transaction that stands in no line
 	had        int           // of them, those that the session has had
 	owed       int           // how many the session may have, and the transaction has not
+	left       bool          // a turn has not come in time
 }
 
 // begin returns a batch that begins a transaction, after it has had its turn in all lines.
@@ -66,7 +67,7 @@ func (l *turn) missed(err error) bool {
 		return false
 	}
 	l.table.Miss(l.locks[l.had])
-	l.locks, l.had = nil, 0
+	l.locks, l.had, l.left = nil, 0, true
 	return true
 }
 

@@ -315,7 +315,7 @@ func (b *Taker) granted(call *decide.Call, changes []decide.Change, at time.Time
 func (b *Taker) faultOf(call *decide.Call, err error) error {
 	key := call.Demands[0].KeyOf()
 	if conn.Code(err) == conn.LockNotAvailable {
-		return conn.Locked(key.Name, err)
+		return b.Locked(key.Name, err)
 	}
 	doing := fmt.Sprintf("take from limit %q", key.Name)
 	if n := len(call.Demands) - 1; n > 0 {

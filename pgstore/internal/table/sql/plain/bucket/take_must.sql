@@ -6,8 +6,7 @@ SET value = CASE WHEN
 		>= $9::float8 - greatest(abs(r.value), $5::float8, $4::float8) * 1.4210854715202004e-14
 	AND (r.paused > excluded.ts) IS NOT TRUE
 	THEN least(r.value + greatest(round(tstzrange_subdiff(excluded.ts, r.ts) * 1000000), 0) * $7::float8 / $8::float8, $4::float8) - $5::float8
-	ELSE ($10::text || ' ' || r.value::text || ' ' || tstzrange_subdiff(r.ts, '2000-01-01 00:00:00+00'::timestamptz)::text
-		|| ' ' || tstzrange_subdiff(excluded.ts, '2000-01-01 00:00:00+00'::timestamptz)::text
-		|| ' ' || coalesce(tstzrange_subdiff(r.paused, '2000-01-01 00:00:00+00'::timestamptz)::text, '-') || ' .')::float8 END,
+	ELSE ($10::text || ' ' || encode(float8send(r.value) || timestamptz_send(r.ts) || timestamptz_send(excluded.ts)
+		|| coalesce(timestamptz_send(r.paused), ''), 'hex') || ' .')::float8 END,
 	ts = greatest(r.ts, excluded.ts)
 RETURNING value, ts, paused, clock_timestamp(), xmin::text

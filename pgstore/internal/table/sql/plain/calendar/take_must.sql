@@ -1,6 +1,6 @@
 INSERT INTO %[1]s AS r (name, key, shard, value, ts)
 SELECT $1::text, $2::text, $3::int4, CASE WHEN n.i BETWEEN 1 AND cardinality($7::timestamptz[]) - 1
-		THEN $4::float8 - $5::float8 ELSE ($11::text || ' ' || tstzrange_subdiff(n.now, '2000-01-01 00:00:00+00'::timestamptz)::text)::float8 END, ($7::timestamptz[])[n.i]
+		THEN $4::float8 - $5::float8 ELSE ($11::text || ' ' || n.now::text)::float8 END, ($7::timestamptz[])[n.i]
 FROM (
 	SELECT now, width_bucket(now, $7::timestamptz[]) AS i FROM (SELECT coalesce($6::timestamptz, clock_timestamp()) AS now OFFSET 0) AS m OFFSET 0
 ) AS n
@@ -11,9 +11,8 @@ SET (value, ts) = (
 			AND (r.ts >= ($8::timestamptz[])[1] OR r.value + b.i * $9::float8 >= $4::float8)
 			AND (r.paused > b.now) IS NOT TRUE
 		THEN b.refilled - $5::float8
-		ELSE ($11::text || ' ' || r.value::text || ' ' || tstzrange_subdiff(r.ts, '2000-01-01 00:00:00+00'::timestamptz)::text
-			|| ' ' || tstzrange_subdiff(b.now, '2000-01-01 00:00:00+00'::timestamptz)::text
-			|| ' ' || coalesce(tstzrange_subdiff(r.paused, '2000-01-01 00:00:00+00'::timestamptz)::text, '-') || ' .')::float8 END,
+		ELSE ($11::text || ' ' || encode(float8send(r.value) || timestamptz_send(r.ts) || timestamptz_send(b.now)
+			|| coalesce(timestamptz_send(r.paused), ''), 'hex') || ' .')::float8 END,
 		CASE WHEN b.i > b.had THEN ($7::timestamptz[])[b.i] ELSE r.ts END
 	FROM (
 		SELECT a.now, a.i, a.had, least(r.value + greatest(a.i - a.had, 0) * $9::float8, $4::float8) AS refilled

@@ -6,9 +6,8 @@ SET (value, ts) = (
 	SELECT CASE WHEN b.refilled - $5::float8 >= $10::float8 - greatest(abs(r.value), $5::float8, $4::float8) * 1.4210854715202004e-14
 			AND (r.paused > b.now) IS NOT TRUE
 		THEN b.refilled - $5::float8
-		ELSE ($11::text || ' ' || r.value::text || ' ' || tstzrange_subdiff(r.ts, '2000-01-01 00:00:00+00'::timestamptz)::text
-			|| ' ' || tstzrange_subdiff(b.now, '2000-01-01 00:00:00+00'::timestamptz)::text
-			|| ' ' || coalesce(tstzrange_subdiff(r.paused, '2000-01-01 00:00:00+00'::timestamptz)::text, '-') || ' .')::float8 END,
+		ELSE ($11::text || ' ' || encode(float8send(r.value) || timestamptz_send(r.ts) || timestamptz_send(b.now)
+			|| coalesce(timestamptz_send(r.paused), ''), 'hex') || ' .')::float8 END,
 		b.edge
 	FROM (
 		SELECT a.now, a.edge, least(r.value + round(tstzrange_subdiff(a.edge, r.ts) * 1000000) * $9::float8 / $6::float8, $4::float8) AS refilled

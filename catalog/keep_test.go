@@ -1,0 +1,359 @@
+package catalog_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/memstore"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+var (
+	monthly = ratelimit.FixedWindow{Name: "monthly", Rate: 100, Every: ratelimit.Month, Zone: "UTC"}
+	hourly  = ratelimit.TokenBucket{Name: "hourly", Rate: 100, Period: 1000 * time.Hour}
+)
+
+// testClock is one for a store and its catalogs.
+type testClock struct{ micros atomic.Int64 }
+
+func newTestClock() *testClock {
+	var c testClock
+	c.micros.Store(time.Date(2026, 5, 12, 10, 0, 0, 0, time.UTC).UnixMicro())
+	return &c
+}
+
+func (c *testClock) now() time.Time      { return time.UnixMicro(c.micros.Load()).UTC() }
+func (c *testClock) add(d time.Duration) { c.micros.Add(d.Microseconds()) }
+
+// keeper is a catalog with its store.
+type keeper struct {
+	*catalog.Catalog
+	store interface {
+		catalog.Store
+		Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+		Reset(ctx context.Context, limit ratelimit.Limit, key string) error
+	}
+}
+
+func newKeeper(tb testing.TB, db *pgtest.DB, clock func() time.Time) keeper {
+	tb.Helper()
+	k := keeper{}
+	if db == nil {
+		k.store = memstore.New(clock)
+	} else {
+		store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Clock: clock})
+		must(tb, err)
+		k.store = store
+	}
+	k.Catalog, _ = newCatalog(tb, db, func(c *catalog.Config) { c.Store, c.Clock = k.store, clock })
+	must(tb, k.Publish(tb.Context(), monthly, hourly, signUp, strict, api))
+	return k
+}
+
+// left returns what is left of a key by what holds for it.
+func (k keeper) left(tb testing.TB, limit ratelimit.Limit, key string) float64 {
+	tb.Helper()
+	statuses, err := k.store.CheckEach(tb.Context(), k.ForN(limit, key, 0))
+	must(tb, err)
+	return statuses[0].Value
+}
+
+func (k keeper) take(tb testing.TB, limit ratelimit.Limit, key string, n float64) bool {
+	tb.Helper()
+	result, err := k.store.Allow(tb.Context(), k.ForN(limit, key, n))
+	must(tb, err)
+	return result.OK
+}
+
+// What was used stays used, of one key and of all; a process that has not read the edit takes all the time.
+func TestEditsKeepWhatWasUsed(t *testing.T) {
+	for _, in := range []string{"memory", "PostgreSQL"} {
+		for _, key := range []string{"alice", catalog.AllKeys} {
+			t.Run(fmt.Sprintf("%s, one key %v", in, key == "alice"), func(t *testing.T) {
+				t.Parallel()
+				var db *pgtest.DB
+				if in == "PostgreSQL" {
+					db = newDB(t)
+				}
+				for i, limit := range []ratelimit.Limit{monthly, hourly, ratelimit.SlidingWindow{Name: "sliding", Rate: 100, Period: time.Hour}} {
+					for _, tt := range []struct{ was, used, becomes, want float64 }{
+						{100, 100, 200, 100},
+						{100, 30, 200, 170},
+						{200, 50, 100, 50},
+						{200, 150, 100, 0},
+						{50, 50, 1000, 950},
+					} {
+						clock := newTestClock()
+						k := newKeeper(t, db, clock.now)
+						must(t, k.Publish(t.Context(), limit))
+						name := ratelimit.NameOf(limit)
+						edited(t)(k.Set(t.Context(), name, catalog.AllKeys, catalog.Override{Rate: tt.was}))
+						clock.add(time.Minute)
+						if db != nil {
+							_, err := k.Complete(t.Context())
+							must(t, err)
+						}
+						must(t, k.store.Reset(t.Context(), limit, "alice"))
+						if !k.take(t, limit, "alice", tt.used) {
+							t.Fatal("refused")
+						}
+						old := k.ForN(limit, "alice", 1).Limit
+						edit, err := k.Set(t.Context(), name, key, catalog.Override{Rate: tt.becomes})
+						must(t, err)
+						stale := 0.0
+						if db != nil {
+							for range 3 {
+								clock.add(time.Millisecond)
+								if result, err := k.store.Allow(t.Context(), old.For("alice")); err != nil {
+									t.Fatal(err)
+								} else if result.OK {
+									stale++
+								}
+							}
+							clock.add(10 * time.Second)
+							_, err := k.Complete(t.Context())
+							must(t, err)
+						}
+						got, want := k.left(t, limit, "alice"), tt.want-stale
+						if i == 2 && tt.used > tt.becomes {
+							want = tt.becomes - tt.used - stale // its counts leave it one by one
+						}
+						if got < want-0.01 || got > want+0.01 {
+							t.Errorf("%d: %v of %v used, changed to %v: %v left, want %v", i, tt.used, tt.was, tt.becomes, got, want)
+						}
+						if key == "alice" {
+							if text := edit.Left.String(); i < 2 && tt.becomes == 1000 && text != "0 left of 50 → 950 left of 1,000 (within 10s)" && text != "0 left of 50 → 950 left of 1,000" {
+								t.Errorf("left is told as %q", text)
+							}
+						}
+						if key == "alice" {
+							edited(t)(k.Unset(t.Context(), name, key))
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+// Random histories of edits, of one key and of all, with resets, and calls by a process that reads a raise
+// seconds later: the row never has more than if all had known each edit at once, so nothing that was
+// used is given back, and no more than the larger limit is granted.
+func TestKeptHistories(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	n := uint64(100)
+	if testing.Short() {
+		n = 20
+	}
+	for seed := range n {
+		r := rand.New(rand.NewPCG(seed, 57))
+		limit := ratelimit.Limit(ratelimit.TokenBucket{Name: fmt.Sprint("b", seed), Rate: []float64{1, 50, 500}[r.IntN(3)], Period: time.Minute, Capacity: 100, Shards: 1 + r.IntN(2)})
+		if seed%2 == 0 {
+			limit = ratelimit.FixedWindow{Name: fmt.Sprint("w", seed), Rate: 100, Period: time.Minute}
+		}
+		h := keptHistory{r: r, clock: newTestClock(), limit: limit}
+		h.now, h.late = newKeeper(t, db, h.clock.now), newKeeper(t, db, h.clock.now)
+		must(t, h.now.Publish(t.Context(), limit))
+		must(t, h.late.Refresh(t.Context()))
+		h.reset()
+		for range 40 {
+			h.step(t)
+			if got := h.now.left(t, limit, "k"); got > h.right.Value+1e-6 {
+				t.Fatalf("seed %d: %v has %v left, and %v is right", seed, h.now.For(limit, "k").Limit, got, h.right.Value)
+			}
+		}
+		h.clock.add(time.Minute)
+		_, err := h.now.Complete(t.Context())
+		must(t, err)
+	}
+	var marks int
+	must(t, db.Pool.QueryRow(t.Context(), "SELECT (SELECT count(*) FROM "+db.Schema+".rate_limits WHERE paused IS NOT NULL) + (SELECT count(*) FROM "+db.Schema+".rate_limit_pending)").Scan(&marks))
+	if marks > 0 {
+		t.Errorf("%d rows still have a mark, or are pending", marks)
+	}
+}
+
+// keptHistory is a history of a key.
+type keptHistory struct {
+	r         *rand.Rand
+	clock     *testClock
+	limit     ratelimit.Limit
+	now, late keeper    // late reads raises up to 8 seconds later
+	read      time.Time // when late has read
+	right     bucket.State
+}
+
+// holds is what holds for the key, in one shard.
+func (h *keptHistory) holds() *bucket.Definition {
+	d := bucket.Definition(h.now.For(h.limit, "k").Limit.Definition())
+	d.Shards = 1
+	return &d
+}
+
+func (h *keptHistory) reset() { h.right = h.holds().Fresh("k", h.clock.now()) }
+
+func (h *keptHistory) step(t *testing.T) {
+	t.Helper()
+	h.clock.add(time.Duration(h.r.Int64N(int64(4 * time.Second))))
+	if h.clock.now().Sub(h.read) > 4*time.Second {
+		h.read = h.clock.now()
+		must(t, h.late.Refresh(t.Context()))
+	}
+	before := h.holds()
+	h.right = before.Refill(h.right, h.clock.now())
+	switch h.r.IntN(12) {
+	case 0, 1:
+		name, key := ratelimit.NameOf(h.limit), []string{"k", catalog.AllKeys}[h.r.IntN(2)]
+		o := catalog.Override{Rate: float64(10 + h.r.IntN(300))}
+		if before.Kind == bucket.TokenBucket {
+			o = catalog.Override{Capacity: float64(10 + h.r.IntN(300))}
+		}
+		if h.r.IntN(4) == 0 {
+			edited(t)(h.now.Unset(t.Context(), name, key))
+		} else {
+			edited(t)(h.now.Set(t.Context(), name, key, o))
+		}
+		after := h.holds()
+		h.right = before.Change(after, "k", []bucket.State{h.right}, nil, h.clock.now())[0]
+		if after.Capacity < before.Capacity {
+			must(t, h.late.Refresh(t.Context())) // by which the bound would be that of before
+		}
+	case 2:
+		_, err := h.late.Complete(t.Context())
+		must(t, err)
+	case 3:
+		must(t, h.now.store.Reset(t.Context(), h.limit, "k"))
+		h.reset()
+	default:
+		by := []keeper{h.now, h.late}[h.r.IntN(2)]
+		if n := float64(1 + h.r.IntN(10)); by.take(t, h.limit, "k", n) {
+			h.right.Value -= n
+		}
+	}
+}
+
+// 20,000 keys are raised while they are called by a process that reads the raise late, and an editor and
+// two processes that complete it are killed on the way: each key has what is right, and nothing is done
+// twice.
+func TestRaiseOfManyKeys(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	const keys = 20_000
+	db, clock := newDB(t), newTestClock()
+	k := newKeeper(t, db, clock.now)
+	_, err := db.Pool.Exec(t.Context(), `INSERT INTO `+db.Schema+`.rate_limits (name, key, shard, value, ts)
+SELECT 'monthly', 'k' || lpad(i::text, 6, '0'), 0, i % 101, '2026-05-01Z' FROM generate_series(1, $1::int) AS i`, keys)
+	must(t, err)
+	var used [keys + 1]atomic.Int64
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if i := 1 + rand.IntN(keys); k.take(t, monthly, fmt.Sprintf("k%06d", i), 1) {
+				used[i].Add(1)
+			}
+		}
+	}()
+	// killed runs do until a statement finds some, and ends it there.
+	killed := func(do func(context.Context) error, some string) {
+		t.Helper()
+		ctx, kill := context.WithCancel(t.Context())
+		defer kill()
+		ended := make(chan error, 1)
+		go func() { ended <- do(ctx) }()
+		for found := false; !found; {
+			must(t, db.Pool.QueryRow(t.Context(), some).Scan(&found))
+		}
+		kill()
+		if err := <-ended; err == nil {
+			t.Error("it was not killed on the way")
+		}
+	}
+	marked := `SELECT count(*) FROM ` + db.Schema + `.rate_limits WHERE paused IS NOT NULL`
+	set := func(ctx context.Context) error {
+		return errOf(newKeeper(t, db, clock.now).Set(ctx, "monthly", catalog.AllKeys, catalog.Override{Rate: 300}))
+	}
+	killed(set, `SELECT (`+marked+`) > 2000`)
+	began := time.Now()
+	must(t, set(t.Context()))
+	t.Logf("%d keys marked in %v", keys, time.Since(began))
+	clock.add(20 * time.Second)
+	must(t, k.Refresh(t.Context())) // as late as a process may
+	complete := func(ctx context.Context) error { _, err := newKeeper(t, db, clock.now).Complete(ctx); return err }
+	for _, left := range []string{"18000", "10000"} {
+		killed(complete, `SELECT (`+marked+`) < `+left)
+		clock.add(31 * time.Second) // another looks
+	}
+	began = time.Now()
+	must(t, complete(t.Context()))
+	t.Logf("the last of them raised in %v", time.Since(began))
+	close(stop)
+	<-done
+	n := 0
+	for status, err := range k.store.Rows(t.Context(), k.For(monthly, "k000001").Limit, ratelimit.Page{}) {
+		must(t, err)
+		n++
+		if want := float64(n%101) + 200 - float64(used[n].Load()); status.Value != want {
+			t.Fatalf("key %d has %v left, want %v", n, status.Value, want)
+		}
+	}
+	if n != keys {
+		t.Errorf("%d keys, want %d", n, keys)
+	}
+}
+
+// A raise of one key is complete though a process takes by the old definition all the time, and the
+// editor is gone. What nobody completes is overdue.
+func TestRaiseBesideTheOldDefinition(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	k := newKeeper(t, db, nil)
+	if !k.take(t, monthly, "acme", 100) {
+		t.Fatal("refused")
+	}
+	old := k.For(monthly, "acme").Limit
+	edit, err := k.Set(t.Context(), "monthly", "acme", catalog.Override{Rate: 1000})
+	must(t, err)
+	if got := edit.Left.String(); got != "0 left of 100 → 900 left of 1,000 (within 10s)" {
+		t.Errorf("it tells %q", got)
+	}
+	granted := 0
+	for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if result, err := k.store.Allow(t.Context(), old.For("acme")); err != nil {
+			t.Fatal(err)
+		} else if result.OK {
+			granted++
+		}
+	}
+	if n, err := k.Complete(t.Context()); err != nil || n != 0 || k.left(t, monthly, "acme") != 0 {
+		t.Errorf("%d keys completed before it was due, %v", n, err)
+	}
+	_, err = db.Pool.Exec(t.Context(), "UPDATE "+db.Schema+".rate_limit_pending SET due = clock_timestamp() - interval '1 minute'")
+	must(t, err)
+	if names, err := k.Overdue(t.Context(), 30*time.Second); err != nil || len(names) != 1 || names[0] != "monthly" {
+		t.Errorf("overdue: %q, %v", names, err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	another, _ := newCatalog(t, db, func(c *catalog.Config) { c.Store, c.Every = k.store, 10*time.Millisecond })
+	go another.Run(ctx)
+	for end := time.Now().Add(20 * time.Second); k.left(t, monthly, "acme") != 900-float64(granted); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%v left, want %d", k.left(t, monthly, "acme"), 900-granted)
+		}
+	}
+}

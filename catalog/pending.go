@@ -1,0 +1,263 @@
+package catalog
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+const (
+	// keptAtOnce is how many keys of an edit for all keys are changed in one transaction.
+	keptAtOnce = 100
+
+	// leased is for how long nobody else completes what a process is at.
+	leased = 30 * time.Second
+)
+
+// pending is rows of a limit that have a mark: by what they are measured, until they are raised to
+// what holds.
+type pending struct {
+	id   string
+	name string
+	key  string // or AllKeys
+	mark time.Time
+	by   []ratelimit.Limit
+}
+
+// marked returns how rows of a key are measured that have marks.
+func marked(all []pending, key string) (of []ratelimit.Marked) {
+	for _, p := range all {
+		if p.key == key || p.key == AllKeys {
+			of = append(of, ratelimit.Marked{Mark: p.mark, By: p.by})
+		}
+	}
+	return of
+}
+
+// pendingNow is the clock that decides: the database's, unless $1 is another.
+const pendingNow = `coalesce($1::timestamptz, clock_timestamp())`
+
+const readPending = `SELECT (extract(epoch FROM ` + pendingNow + `) * 1000000)::int8,
+	(SELECT max(h.version) FROM rate_limit_history AS h WHERE h.name = $2::text),
+	p.id::text, p.key, (extract(epoch FROM p.mark) * 1000000)::int8, p.measured
+FROM (SELECT) AS one LEFT JOIN rate_limit_pending AS p ON p.name = $2::text ORDER BY p.id`
+
+// pending reads what is pending of a limit, the newest version of it in the history, and the clock.
+func (t *table) pending(ctx context.Context, q querier, name string, clock func() time.Time) (all []pending, version int64, at time.Time, err error) {
+	rows, err := q.Query(ctx, t.sql(readPending), clockArg(clock), name)
+	if err != nil {
+		return nil, 0, at, fault("read what is pending", err)
+	}
+	var now, newest, mark *int64
+	var id, key *string
+	var measured []byte
+	_, err = pgx.ForEachRow(rows, []any{&now, &newest, &id, &key, &mark, &measured}, func() (err error) {
+		if version, at = or(newest), instant(now); id == nil {
+			return nil
+		}
+		p := pending{id: *id, name: name, key: keyOf(key), mark: instant(mark)}
+		p.by, err = limitsOf(measured)
+		all = append(all, p)
+		return err
+	})
+	return all, version, at, fault("read what is pending", err)
+}
+
+// limitsOf reads limits as they are stored.
+func limitsOf(text []byte) (limits []ratelimit.Limit, err error) {
+	var all []ratelimit.Definition
+	if err := json.Unmarshal(text, &all); err != nil {
+		return nil, err
+	}
+	for _, d := range all {
+		limits = append(limits, d.Limit())
+	}
+	return limits, nil
+}
+
+const (
+	dropPending = `DELETE FROM rate_limit_pending AS p WHERE p.name = $1::text AND (p.key = $2::text OR p.key IS NULL AND $2::text IS NULL) AND p.mark <> $3::timestamptz`
+	addPending  = `INSERT INTO rate_limit_pending AS p (name, key, mark, measured, due)
+VALUES ($2::text, $3::text, $4::timestamptz, $5::text::jsonb, ` + pendingNow + ` + $6::float8 * interval '1 microsecond')`
+	// Also of keys apart: see keepKeys.
+	putOffPending = `UPDATE rate_limit_pending AS p SET due = ` + pendingNow + ` + $4::float8 * interval '1 microsecond'
+WHERE p.name = $2::text AND p.mark BETWEEN $3::timestamptz AND $3::timestamptz + interval '1 microsecond'`
+	endPending   = `DELETE FROM rate_limit_pending AS p WHERE p.id = $1::uuid`
+	claimPending = `UPDATE rate_limit_pending AS p SET due = ` + pendingNow + ` + $2::float8 * interval '1 microsecond'
+WHERE p.id = (SELECT d.id FROM rate_limit_pending AS d WHERE d.due <= ` + pendingNow + ` ORDER BY d.due LIMIT 1 FOR UPDATE SKIP LOCKED)
+RETURNING p.id::text, p.name, p.key, (extract(epoch FROM p.mark) * 1000000)::int8, p.measured`
+)
+
+// putPending writes what is pending of a key in place of what was, to be completed after a time.
+func (t *table) putPending(ctx context.Context, q querier, p *pending, after time.Duration, clock func() time.Time) error {
+	if _, err := q.Exec(ctx, t.sql(dropPending), p.name, keyArg(p.key), p.mark); err != nil || len(p.by) == 0 {
+		return fault("write what is pending", err)
+	}
+	return t.addPending(ctx, q, p, after, clock)
+}
+
+// addPending writes what is pending besides what is.
+func (t *table) addPending(ctx context.Context, q querier, p *pending, after time.Duration, clock func() time.Time) error {
+	all := make([]ratelimit.Definition, len(p.by))
+	for i, l := range p.by {
+		all[i] = l.Definition()
+	}
+	text, err := json.Marshal(all)
+	if err == nil {
+		_, err = q.Exec(ctx, t.sql(addPending), clockArg(clock), p.name, keyArg(p.key), p.mark, string(text), float64(after.Microseconds()))
+	}
+	return fault("write what is pending", err)
+}
+
+// putOff has what is pending be due after a time. It reports false if it is gone.
+func (t *table) putOff(ctx context.Context, q querier, p *pending, after time.Duration, clock func() time.Time) (bool, error) {
+	tag, err := q.Exec(ctx, t.sql(putOffPending), clockArg(clock), p.name, p.mark, float64(after.Microseconds()))
+	return tag.RowsAffected() > 0, fault("write what is pending", err)
+}
+
+func (t *table) endPending(ctx context.Context, q querier, id string) error {
+	_, err := q.Exec(ctx, t.sql(endPending), id)
+	return fault("write what is pending", err)
+}
+
+// claim returns what is due and nobody is at, nil if there is nothing.
+func (t *table) claim(ctx context.Context, clock func() time.Time) (*pending, error) {
+	rows, err := t.pool.Query(ctx, t.sql(claimPending), clockArg(clock), float64(leased.Microseconds()))
+	if err != nil {
+		return nil, fault("look for what is due", err)
+	}
+	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (p pending, err error) {
+		var key *string
+		var mark *int64
+		var measured []byte
+		if err := row.Scan(&p.id, &p.name, &key, &mark, &measured); err != nil {
+			return p, err
+		}
+		p.key, p.mark = keyOf(key), instant(mark)
+		p.by, err = limitsOf(measured)
+		return p, err
+	})
+	if err != nil || len(all) == 0 {
+		return nil, fault("look for what is due", err)
+	}
+	return &all[0], nil
+}
+
+const overdue = `SELECT p.name, count(*)::int8 FROM rate_limit_pending AS p WHERE p.due < ` + pendingNow + ` - $2::float8 * interval '1 microsecond' GROUP BY p.name ORDER BY p.name`
+
+// Overdue returns the names of limits of which raises should have been completed for a time.
+func (c *Catalog) Overdue(ctx context.Context, since time.Duration) (names []string, err error) {
+	if err := c.usable(); err != nil || c.memory != nil {
+		return nil, err
+	}
+	ctx, cancel := c.bounded(ctx)
+	defer cancel()
+	rows, err := c.table.pool.Query(ctx, c.table.sql(overdue), clockArg(c.config.Clock), float64(since.Microseconds()))
+	if err != nil {
+		return nil, fault("look for what is due", err)
+	}
+	var name string
+	var n int64
+	_, err = pgx.ForEachRow(rows, []any{&name, &n}, func() error {
+		names = append(names, name)
+		return nil
+	})
+	return names, fault("look for what is due", err)
+}
+
+// Complete has rows that were raised have what the raise gives them, once all processes know of it. It
+// returns of how many keys it looked at the rows. [Catalog.Run] calls it, with a Config.Store.
+// Several processes share the work. A process that dies is followed by another within 30 seconds.
+func (c *Catalog) Complete(ctx context.Context) (keys int, err error) {
+	if err := c.usable(); err != nil || c.memory != nil {
+		return 0, err
+	}
+	if c.config.Store == nil {
+		return 0, invalid("Store", nil, "must not be nil, for rows to be changed")
+	}
+	for {
+		bounded, cancel := c.bounded(ctx)
+		p, err := c.table.claim(bounded, c.config.Clock)
+		cancel()
+		if err != nil || p == nil {
+			return keys, err
+		}
+		n, err := c.complete(ctx, p)
+		if keys += n; err != nil {
+			return keys, err
+		}
+	}
+}
+
+// complete completes what was claimed. Rows lose their mark when they are raised, so none is raised
+// twice.
+func (c *Catalog) complete(ctx context.Context, p *pending) (keys int, err error) {
+	if err := c.Refresh(ctx); err != nil {
+		return 0, err
+	}
+	f := c.families()[p.name]
+	if f == nil || f.published == nil || f.published.inFlight != nil || len(p.by) == 0 {
+		return 0, c.table.endPending(ctx, c.table.pool, p.id)
+	}
+	limit := f.published.Limit()
+	raise := func(some []string, last bool) error {
+		keys += len(some)
+		return c.config.Store.ReplaceFunc(ctx, limit, some, func(ctx context.Context, tx pgx.Tx) error {
+			all := make([]ratelimit.Replacement, len(some))
+			for i, key := range some {
+				r := c.Resolve(ratelimit.Request{Limit: limit, Key: key})
+				all[i] = ratelimit.Replacement{Key: key, From: r.Limit, To: r.Limit, Marked: []ratelimit.Marked{{Mark: p.mark, By: p.by}}, Only: true}
+			}
+			if _, err := c.config.Store.ReplaceTx(ctx, tx, all...); err != nil {
+				return err
+			}
+			if last {
+				return c.table.endPending(ctx, tx, p.id)
+			}
+			_, err := c.table.putOff(ctx, tx, p, leased, c.config.Clock)
+			return err
+		})
+	}
+	if p.key != AllKeys {
+		return keys, raise([]string{p.key}, true)
+	}
+	if err = c.eachKeys(ctx, limit, func(some []string) error { return raise(some, false) }); err != nil {
+		return keys, err
+	}
+	return keys, c.table.endPending(ctx, c.table.pool, p.id)
+}
+
+// eachKeys calls do with the keys of a limit that have rows, some at a time, in their order.
+func (c *Catalog) eachKeys(ctx context.Context, limit ratelimit.Limit, do func(keys []string) error) error {
+	for after := ""; ; {
+		var keys []string
+		for status, err := range c.config.Store.Rows(ctx, limit, ratelimit.Page{After: after, Most: keptAtOnce}) {
+			if err != nil {
+				return err
+			}
+			keys = append(keys, status.Request.Key)
+		}
+		if len(keys) > 0 {
+			if err := do(keys); err != nil {
+				return err
+			}
+			after = keys[len(keys)-1]
+		}
+		if len(keys) < keptAtOnce {
+			return nil
+		}
+	}
+}
+
+// clockArg is the clock of tests as an argument, NULL for the database's.
+func clockArg(clock func() time.Time) *time.Time {
+	if clock == nil {
+		return nil
+	}
+	now := clock()
+	return &now
+}

@@ -1,0 +1,64 @@
+package catalog
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// alone runs do in a transaction of its own, and has this process see its changes at once.
+func (c *Catalog) alone(ctx context.Context, do func(context.Context, pgx.Tx) error) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+	ctx, cancel := c.bounded(ctx)
+	defer cancel()
+	var err error
+	if c.memory != nil {
+		err = do(ctx, nil)
+	} else {
+		err = pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error { return do(ctx, tx) })
+	}
+	if err != nil {
+		return err
+	}
+	_ = c.Refresh(ctx) // the change is committed; another reading will see it
+	return nil
+}
+
+// write reads the rows of an edit, once no other edit is under way, and writes what it makes of
+// them; as agreed, unless that is nil. Before it calls locked, unless that is nil.
+func (c *Catalog) write(ctx context.Context, tx pgx.Tx, name, key string, by *Override, agreed *Edit, locked func() error) (Edit, error) {
+	to, err := c.writer(ctx, tx)
+	if err != nil {
+		return Edit{}, err
+	}
+	unlock, err := to.lock(ctx)
+	if err != nil {
+		return Edit{}, err
+	}
+	defer unlock()
+	if locked != nil {
+		if err := locked(); err != nil {
+			return Edit{}, err
+		}
+	}
+	r, err := to.rowsOf(ctx, []string{name}, key)
+	if err != nil {
+		return Edit{}, err
+	}
+	v, _ := (*view)(nil).with(r, time.Now())
+	made, err := v.edited(name, key, by)
+	switch {
+	case err != nil:
+		return Edit{}, err
+	case agreed != nil && (!sameOverride(made.Was, agreed.Was) || !sameOverride(made.Became, agreed.Became)):
+		return Edit{}, ErrChanged
+	case !made.Changes():
+		return made, nil
+	case made.Became == nil:
+		return made, to.unset(ctx, place{name, key})
+	}
+	return made, to.set(ctx, &Entry{Name: name, Key: key, Override: *made.Became})
+}

@@ -1,0 +1,149 @@
+package edit
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// A Replacement is a key's definition that another one replaces.
+type Replacement struct {
+	Before, After *decide.Demand
+	By            *decide.Demand // what the rows are measured by until they are raised; After, unless they are marked
+	Mark          time.Time      // zero for none
+	Marked        []Marked       // rows that are not measured by Before
+	Only          bool           // these only are changed, to Before
+
+	was, is []bucket.State // the rows before, measured by Before, and afterwards
+}
+
+// Marked is how rows are measured that were marked at an instant.
+type Marked struct {
+	At time.Time
+	By []*bucket.Definition // of a shard: first that, then others by which they were taken from since
+}
+
+// Change changes the rows of a key from one definition to another, and returns the status then. A
+// key without rows is left without: it is full by either. The tokens that this process holds in memory
+// are not returned first, as those of others are not: the row owes them.
+func (e *Editor) Change(ctx context.Context, tx pgx.Tx, before, after *decide.Demand) (ratelimit.Status, error) {
+	r := Replacement{Before: before, After: after, By: after}
+	at, err := e.replace(ctx, tx, &r)
+	if err != nil {
+		return ratelimit.Status{}, err
+	}
+	return decide.Shown(after.Limit, after.Key, r.is[:after.Definition.Shards], at.UTC()), nil
+}
+
+// ChangeOwn is Change in a transaction of its own.
+func (e *Editor) ChangeOwn(ctx context.Context, before, after *decide.Demand) (status ratelimit.Status, err error) {
+	err = e.own(ctx, append(before.Rows(), after.Rows()...), func(ctx context.Context, tx pgx.Tx) (err error) {
+		status, err = e.Change(ctx, tx, before, after)
+		return err
+	})
+	e.known.Forget(after.KeyOf()) // again, now that others see it
+	return status, err
+}
+
+// Replace makes replacements, with all rows locked in their order, and returns the statuses from
+// which they were made.
+func (e *Editor) Replace(ctx context.Context, tx pgx.Tx, all []Replacement) ([]ratelimit.Status, error) {
+	each := make([]*Replacement, len(all))
+	for i := range all {
+		each[i] = &all[i]
+	}
+	at, err := e.replace(ctx, tx, each...)
+	if err != nil {
+		return nil, err
+	}
+	statuses := make([]ratelimit.Status, len(all))
+	for i, r := range each {
+		statuses[i] = decide.Shown(r.Before.Limit, r.Before.Key, r.was, at.UTC())
+	}
+	return statuses, nil
+}
+
+// Func runs do, which locks rows, in a transaction of the Store's own.
+func (e *Editor) Func(ctx context.Context, rows []decide.Row, do func(context.Context, pgx.Tx) error) error {
+	err := e.own(ctx, rows, do)
+	for _, row := range rows {
+		e.known.Forget(row.Key) // again, now that others see it
+	}
+	return err
+}
+
+// replace makes replacements, and returns the instant at which.
+func (e *Editor) replace(ctx context.Context, tx pgx.Tx, all ...*Replacement) (time.Time, error) {
+	demands := make([]*decide.Demand, len(all))
+	for i, r := range all {
+		demands[i] = r.Before
+	}
+	rows, at, err := e.lockEach(ctx, tx, demands...)
+	if err != nil {
+		return at, e.Fault("change", err)
+	}
+	var batch pgx.Batch
+	for i, r := range all {
+		r.decide(&rows[i], at)
+		for shard, state := range r.is {
+			if row := (decide.Row{Key: r.After.KeyOf(), Shard: shard}); rows[i].made {
+				e.table.QueueRemove(&batch, row)
+			} else {
+				e.table.QueuePut(&batch, row, state)
+			}
+		}
+	}
+	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+		return at, e.Fault("change", err)
+	}
+	for _, r := range all {
+		e.known.Forget(r.After.KeyOf())
+	}
+	return at, nil
+}
+
+// decide sets what the rows are. A row that is paused is not marked, since nobody takes from it: it is
+// as After has it at once.
+func (r *Replacement) decide(rows *locked, at time.Time) {
+	d, marked := &r.Before.Definition, false
+	r.was = slices.Clone(rows.states)
+	for i := range r.was {
+		if m := r.markedBy(&r.was[i]); m != nil {
+			marked, r.was[i] = true, d.Shard().Raise(m.By, r.was[i], rows.outs[i], m.At, at)
+		}
+	}
+	to := r.By
+	switch paused := slices.ContainsFunc(r.was, func(s bucket.State) bool { return s.Paused.After(at) }); {
+	case r.Only && !marked:
+		if rows.made {
+			r.is = r.was // to be removed
+		}
+		return
+	case paused:
+		to = r.After
+	}
+	r.is = d.Change(&to.Definition, r.After.Key, r.was, rows.outs, at)
+	for i := range r.is {
+		if s := &r.is[i]; !s.Paused.After(at) && (marked || !r.Mark.IsZero()) {
+			if s.Paused = (time.Time{}); !r.Mark.IsZero() {
+				s.Paused = bucket.Mark(r.Mark)
+			}
+		}
+	}
+}
+
+// markedBy returns how a row is measured that has a mark, nil if it has none of those that are known.
+func (r *Replacement) markedBy(s *bucket.State) *Marked {
+	for i := range r.Marked {
+		if m := &r.Marked[i]; s.Paused.Equal(bucket.Mark(m.At)) {
+			return m
+		}
+	}
+	return nil
+}

@@ -1,0 +1,136 @@
+package permits
+
+import (
+	"context"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/flight"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
+)
+
+// collector waits for several permits. Those of one limit it collects, once it has the turn of the key,
+// which one waiter has of all processes: what is free is its, and what is held it claims, so that it has
+// that next. (Two that had collected a half each would wait for each other.) Those of several limits it
+// takes when all are free: it has none of one while it waits for another.
+type collector struct {
+	*Permits
+	waiter *flight.Waiter
+	key    decide.Key // of the limit that is asked first
+	turn   int64      // its fence; 0 if another waiter has the turn
+	lease  time.Duration
+}
+
+// try takes the permits if they are free, and otherwise collects.
+func (c *collector) try(ctx context.Context) (ratelimit.Permit, error) {
+	asked := c.local.Wants(c.waiter)
+	for _, r := range asked {
+		if err := r.Fits(); err != nil { // with a Limit that is smaller by now
+			return ratelimit.Permit{}, err
+		}
+	}
+	permit := ratelimit.Permit{InFlight: asked[0].Limit, Key: asked[0].Key, N: asked[0].N}
+	if c.turn == 0 {
+		var err error
+		if permit, err = c.acquireSet(ctx, asked); err != nil || permit.OK {
+			return permit, err
+		}
+	}
+	if len(asked) > 1 || !c.table.PassesOver() || !c.local.First(c.waiter) {
+		return permit, nil
+	}
+	got, err := c.collect(ctx, asked[0])
+	if got != nil {
+		return *got, nil
+	}
+	return permit, err
+}
+
+// collect takes and claims permits, and returns them when all are there.
+func (c *collector) collect(ctx context.Context, r ratelimit.PermitRequest) (*ratelimit.Permit, error) {
+	end, err := c.Enter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	asked, began := time.Now(), c.turn
+	c.lease = r.Limit.LeaseOrDefault()
+	col := &table.Collection{Key: c.key, Limit: r.Limit.Limit, Wanted: r.N, Lease: c.lease, Turn: c.turn}
+	made := make(chan error, 1)
+	c.Work.Spawn(func() { // and heard to its end: otherwise it would be unknown what there is to free
+		ctx, cancel := c.Timed(context.WithoutCancel(ctx))
+		defer cancel()
+		made <- c.table.CollectPermits(ctx, c.Pool, col, c.Clock())
+	})
+	select {
+	case err = <-made:
+	case <-ctx.Done():
+		c.turn = 0
+		c.Work.Spawn(func() {
+			<-made
+			c.abandon(began)
+			if c.abandon(col.Turn); len(col.Permits) > 0 {
+				c.giveBack(*c.collected(r, col, asked))
+			}
+		})
+		return nil, ctx.Err()
+	}
+	switch {
+	case conn.TimedOut(err):
+		return nil, nil
+	case err != nil:
+		return nil, c.Fault("collect permits", err)
+	case col.Turn != began: // it is lost; or all are there, and a transaction was about to give one more
+		c.abandon(began)
+	}
+	if c.turn = col.Turn; len(col.Permits) < r.N {
+		return nil, nil
+	}
+	c.turn = 0
+	return c.collected(r, col, asked), nil
+}
+
+// collected returns the permits that are there.
+func (c *collector) collected(r ratelimit.PermitRequest, col *table.Collection, asked time.Time) *ratelimit.Permit {
+	set := make(table.PermitSet, len(col.Permits))
+	for i, v := range col.Permits {
+		done := table.PermitDone{OK: true, Fence: v.Fence, At: col.At.UTC(), Until: col.Until.UTC()}
+		set[i] = &table.PermitOp{Row: decide.Row{Key: c.key, Shard: v.Number}, Lease: c.lease, Done: done}
+	}
+	op := inOrder(set)
+	permit := held([]ratelimit.PermitRequest{r}, op, asked)
+	c.taken(op, permit.Ends())
+	return &permit
+}
+
+// end lets go of what was collected in vain, and of the turn.
+func (c *collector) end() {
+	c.abandon(c.turn)
+	c.turn = 0
+}
+
+// abandon frees what was collected in a turn, and lets go of its claims. It tries until that is done or
+// the leases are over.
+func (c *collector) abandon(turn int64) {
+	if turn == 0 {
+		return
+	}
+	key, lease := c.key, c.lease
+	c.Work.Spawn(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), lease)
+		defer cancel()
+		defer context.AfterFunc(c.Work.Opened, func() { time.AfterFunc(conn.RollbackTime, cancel) })()
+		for pause := conn.Poll; ; pause = min(2*pause, slowRetry) {
+			left := 0
+			err := c.Standalone(ctx, "abandon permits", func(ctx context.Context) (err error) {
+				left, err = c.table.AbandonPermits(ctx, c.Pool, key, turn)
+				return err
+			})
+			if err == nil && left == 0 || conn.Sleep(ctx, pause) != nil {
+				return
+			}
+		}
+	})
+}

@@ -1,0 +1,219 @@
+package table
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+)
+
+// collectBench is the permits of a key on a clock of its own.
+type collectBench struct {
+	*testing.T
+	db    *pgtest.DB
+	table *Table
+	key   decide.Key
+	now   time.Time
+}
+
+func newCollectBench(t *testing.T) *collectBench {
+	db := pgtest.New(t)
+	return &collectBench{t, db, New(db.Schema, false, time.Second), decide.Key{Name: "l", Key: "k"}, time.UnixMicro(1_800_000_000_000_000).UTC()}
+}
+
+// op takes a permit, or renews or releases the one that was taken.
+func (b *collectBench) op(number int, fence int64, lease time.Duration, next bool) PermitDone {
+	b.Helper()
+	op := &PermitOp{Row: decide.Row{Key: b.key, Shard: number}, Fence: fence, Lease: lease, Next: next, New: fence == 0}
+	if err := b.table.ChangePermits(b.Context(), b.db.Pool, []*PermitOp{op}, &b.now); err != nil {
+		b.Fatal(err)
+	}
+	return op.Done
+}
+
+func (b *collectBench) take(number int) int64 {
+	b.Helper()
+	done := b.op(number, 0, time.Minute, false)
+	if !done.OK {
+		b.Fatalf("permit %d is not free", number)
+	}
+	return done.Fence
+}
+
+func (b *collectBench) collect(c *Collection, permits int) {
+	b.Helper()
+	b.now = b.now.Add(time.Millisecond)
+	if err := b.table.CollectPermits(b.Context(), b.db.Pool, c, &b.now); err != nil {
+		b.Fatal(err)
+	}
+	if len(c.Permits) != permits || c.Turn == 0 {
+		b.Fatalf("got %d permits and turn %d, want %d", len(c.Permits), c.Turn, permits)
+	}
+}
+
+// wantHeld asserts how many permits are held, or collected.
+func (b *collectBench) wantHeld(want int) {
+	b.Helper()
+	look := &PermitLook{Key: b.key}
+	if err := b.table.LookAtPermitsIn(b.Context(), b.db.Pool, look, &b.now); err != nil {
+		b.Fatal(err)
+	}
+	held := 0
+	for _, v := range look.Permits {
+		if v.Until.After(look.At) {
+			held++
+		}
+	}
+	if held != want {
+		b.Errorf("%d are held, want %d", held, want)
+	}
+}
+
+func (b *collectBench) abandon(turn int64) {
+	b.Helper()
+	if left, err := b.table.AbandonPermits(b.Context(), b.db.Pool, b.key, turn); err != nil || left != 0 {
+		b.Errorf("%d are left, and %v", left, err)
+	}
+}
+
+// What is released while a waiter collects is that waiter's, whichever way, and nobody else collects.
+func TestCollectPermits(t *testing.T) {
+	b := newCollectBench(t)
+	fences := []int64{b.take(0), b.take(1), b.take(2), b.take(3)}
+	c := &Collection{Key: b.key, Limit: 4, Wanted: 3, Lease: time.Minute}
+	b.collect(c, 0)
+	other := &Collection{Key: b.key, Limit: 4, Wanted: 2, Lease: time.Minute}
+	if err := b.table.CollectPermits(t.Context(), b.db.Pool, other, &b.now); err != nil || other.Turn != 0 {
+		t.Errorf("a second one has turn %d, and %v", other.Turn, err)
+	}
+	if done := b.op(0, fences[0], time.Minute, false); !done.OK || done.Given || done.Fence != fences[0] {
+		t.Errorf("got %+v, want a claimed permit to be renewed", done)
+	}
+	if done := b.op(0, fences[0], 0, false); !done.OK || !done.Given {
+		t.Errorf("got %+v, want what is released to be given", done)
+	}
+	if done := b.op(1, fences[1], time.Minute, true); !done.OK || !done.Given || done.Fence <= fences[1] {
+		t.Errorf("got %+v, want what is handed on to be given, with a fence of its own", done)
+	}
+	if done := b.op(0, 0, time.Minute, false); done.OK {
+		t.Error("what was given is taken")
+	}
+	b.collect(c, 0)
+	op := &PermitOp{Row: decide.Row{Key: b.key, Shard: 2}, Fence: fences[2]}
+	err := pgx.BeginFunc(t.Context(), b.db.Pool, func(tx pgx.Tx) error {
+		return b.table.ChangePermitSetIn(t.Context(), tx, PermitSet{op}, &b.now)
+	})
+	if err != nil || !op.Done.Given {
+		t.Errorf("got %+v and %v, want what a transaction releases to be given", op.Done, err)
+	}
+	turn := c.Turn
+	b.collect(c, 3)
+	if done := b.op(3, fences[3], 0, false); !done.OK || done.Given {
+		t.Errorf("got %+v, want the last one to be nobody's when all are there", done)
+	}
+	b.wantHeld(3)
+	b.abandon(turn) // frees nothing of what it has got
+	b.wantHeld(3)
+	for _, v := range c.Permits {
+		if done := b.op(v.Number, v.Fence, 0, false); !done.OK || done.Given {
+			t.Errorf("permit %d: got %+v, want it to be released", v.Number, done)
+		}
+	}
+	b.wantHeld(0)
+	if err := b.table.CollectPermits(t.Context(), b.db.Pool, other, &b.now); err != nil || other.Turn != 0 {
+		t.Errorf("one collects at once after another: turn %d, and %v", other.Turn, err)
+	}
+	b.now = b.now.Add(3 * time.Millisecond) // the turn is nobody's for as long as it was
+	b.collect(other, 2)
+}
+
+// A permit that a transaction is about to give when all are there is freed.
+func TestCollectPermitsBesideATransaction(t *testing.T) {
+	b := newCollectBench(t)
+	first, second := b.take(0), b.take(1)
+	c := &Collection{Key: b.key, Limit: 2, Wanted: 1, Lease: time.Minute}
+	b.collect(c, 0)
+	turn := c.Turn
+	tx, err := b.db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	op := &PermitOp{Row: decide.Row{Key: b.key, Shard: 0}, Fence: first}
+	if err := b.table.ChangePermitSetIn(t.Context(), tx, PermitSet{op}, &b.now); err != nil || !op.Done.Given {
+		t.Fatalf("got %+v and %v", op.Done, err)
+	}
+	b.op(1, second, 0, false)
+	b.collect(c, 1)
+	if left, err := b.table.AbandonPermits(t.Context(), b.db.Pool, b.key, turn); err != nil || left != 1 {
+		t.Errorf("%d are left, and %v, want the one that is locked", left, err)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.wantHeld(2)
+	b.abandon(turn)
+	b.wantHeld(1)
+}
+
+// Who gives up leaves nothing behind, and of who dies nothing is left after a lease. Nothing is left at
+// once of a permit that another has taken.
+func TestCollectPermitsEnds(t *testing.T) {
+	b := newCollectBench(t)
+	first := b.take(0)
+	c := &Collection{Key: b.key, Limit: 3, Wanted: 3, Lease: time.Minute}
+	b.collect(c, 0)
+	b.wantHeld(3)
+	b.abandon(c.Turn)
+	b.wantHeld(1)
+	c.Turn = 0
+	b.collect(c, 0)
+	b.wantHeld(3)
+	died := c.Turn
+	if done := b.op(0, first, 0, false); !done.Given {
+		t.Errorf("got %+v, want it to be given", done)
+	}
+	b.now = b.now.Add(time.Minute + time.Millisecond)
+	b.wantHeld(0)
+	b.take(1)
+	stopped := &Collection{Key: b.key, Limit: 3, Wanted: 3, Lease: time.Minute, Turn: died}
+	if err := b.table.CollectPermits(t.Context(), b.db.Pool, stopped, &b.now); err != nil || stopped.Turn != 0 {
+		t.Errorf("who stood still has turn %d, and %v", stopped.Turn, err)
+	}
+	b.abandon(died)
+	b.wantHeld(1)
+	c.Turn = 0
+	b.collect(c, 0)
+}
+
+// A permit whose lease a waiter that collects could not renew is of who takes it.
+func TestCollectPermitsWithoutOneThatIsOver(t *testing.T) {
+	b := newCollectBench(t)
+	b.take(0)
+	c := &Collection{Key: b.key, Limit: 3, Wanted: 3, Lease: time.Minute}
+	b.collect(c, 0)
+	if _, err := b.db.Pool.Exec(t.Context(), "UPDATE "+b.db.Schema+".rate_limits SET ts = $1 WHERE shard IN (0, 1)", b.now); err != nil {
+		t.Fatal(err)
+	}
+	b.take(1)
+	b.collect(c, 0)
+}
+
+// When the limit becomes smaller, what is beyond it is let go of.
+func TestCollectPermitsOfASmallerLimit(t *testing.T) {
+	b := newCollectBench(t)
+	last := b.take(3)
+	c := &Collection{Key: b.key, Limit: 5, Wanted: 5, Lease: time.Minute}
+	b.collect(c, 0)
+	b.wantHeld(5)
+	c.Limit, c.Wanted = 3, 3
+	b.collect(c, 3)
+	if done := b.op(3, last, 0, false); !done.OK || done.Given {
+		t.Errorf("got %+v, want it to be nobody's", done)
+	}
+	b.wantHeld(3)
+}
