@@ -118,31 +118,33 @@ func TestLostCommitIsNotMistakenForAnother(t *testing.T) {
 		{"takes from the same row", 50, takeOn(s.limit.For("k"))},
 		{"a take from the same row", 1, takeOn(s.limit.For("k"))},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			mustAllow(t, s.store, s.limit.For("k")) // there is a row
-			orders := countOrders(t, s.DB, "order")
-			var xid string
-			result, err := s.store.AllowFunc(within(t, 30*time.Second), s.requests(), s.order(t.Context(), func(tx pgx.Tx) error {
-				if err := tx.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text`).Scan(&xid); err != nil {
-					return err
-				}
-				crash(t, s.URL)
-				conn := connect(t, s.URL)
-				for range test.others {
-					if err := test.do(t.Context(), conn, s.store); err != nil {
-						t.Fatal(err)
+		for name, run := range map[string]runner{"AllowFunc": s.store.AllowFunc, "AllowOnCommit": onCommit(s.store, "")} {
+			t.Run(test.name+"/"+name, func(t *testing.T) {
+				mustAllow(t, s.store, s.limit.For("k")) // there is a row
+				orders := countOrders(t, s.DB, "order")
+				var xid string
+				result, err := run(within(t, 30*time.Second), s.requests(), s.order(t.Context(), func(tx pgx.Tx) error {
+					if err := tx.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text`).Scan(&xid); err != nil {
+						return err
 					}
+					crash(t, s.URL)
+					conn := connect(t, s.URL)
+					for range test.others {
+						if err := test.do(t.Context(), conn, s.store); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if status := statusOf(t, conn, xid); status != "committed" {
+						t.Fatalf("the ID was not given out again: it is %q", status)
+					}
+					return nil
+				}))
+				s.Pool.Reset() // of connections from before the crash
+				if got := countOrders(t, s.DB, "order") - orders; err == nil || result.OK || got != 0 {
+					t.Errorf("got OK %v, error %v with %d orders, want an error and none", result.OK, err, got)
 				}
-				if status := statusOf(t, conn, xid); status != "committed" {
-					t.Fatalf("the ID was not given out again: it is %q", status)
-				}
-				return nil
-			}))
-			s.Pool.Reset() // of connections from before the crash
-			if got := countOrders(t, s.DB, "order") - orders; err == nil || result.OK || got != 0 {
-				t.Errorf("got OK %v, error %v with %d orders, want an error and none", result.OK, err, got)
-			}
-		})
+			})
+		}
 	}
 }
 

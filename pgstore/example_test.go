@@ -49,6 +49,31 @@ func ExampleStore_QueueTake() {
 	// three false
 }
 
+// BEGIN travels with the INSERT, and the take with COMMIT. A refusal undoes both.
+func ExampleStore_AllowOnCommit() {
+	ctx := context.Background()
+	pool, done := exampleDatabase() // a *pgxpool.Pool
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, body := range []string{"one", "two", "three"} {
+		_, err := store.AllowOnCommit(ctx, []ratelimit.Request{SendMessage.For("alice")}, pgx.ReadCommitted, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "INSERT INTO messages (sender, body) VALUES ($1, $2)", "alice", body)
+			return err
+		})
+		if err != nil && !errors.Is(err, ratelimit.ErrRefused) {
+			log.Fatal(err)
+		}
+		fmt.Println(body, err == nil)
+	}
+	// Output:
+	// one true
+	// two true
+	// three false
+}
+
 // A message is written, and counted, or neither: the limit is in the same
 // transaction. A refusal is no error, so what else the transaction did stays.
 func ExampleStore_AllowTx() {

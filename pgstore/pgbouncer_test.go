@@ -14,7 +14,7 @@ import (
 
 // TestPgBouncer runs the same histories as TestQueryExecModes through PgBouncer
 // in transaction pooling, which changes the server connection after every
-// transaction, in pgx's modes that prepare nothing on it.
+// transaction, in pgx's modes that prepare nothing on it. So are transactions that take on COMMIT.
 func TestPgBouncer(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
@@ -39,6 +39,7 @@ func TestPgBouncer(t *testing.T) {
 				c.ConnConfig.DefaultQueryExecMode = mode
 			}))
 			runHistories(t, db, 9100)
+			eachFirst(t, db)
 		})
 	}
 }

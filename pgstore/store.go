@@ -300,6 +300,40 @@ func (s *Store) ReserveFunc(ctx context.Context, requests []ratelimit.Request, d
 	return s.run(ctx, true, requests, do)
 }
 
+// AllowOnCommit runs do in a transaction and takes for requests in the round trip of its COMMIT, so
+// that their rows are locked for one round trip and not for the work. BEGIN travels with the first
+// statement of do: work of one statement and its limit are two round trips. An empty level is
+// SERIALIZABLE; a limit needs no more than READ COMMITTED.
+//
+// do runs before anything is decided, so it gets no Result. A refusal rolls its work back, and is
+// the error and result of [Store.AllowFunc]. So this is for limits that seldom refuse, and as with
+// [Store.QueueTake] each refusal is a line in the server's log. At SERIALIZABLE a transaction that
+// comes second at a row runs again (40001), do included: for one key that many want, take
+// [pgx.ReadCommitted] here, or AllowFunc, whose transactions queue before they begin.
+//
+// All else is as with AllowFunc: errors and panics of do, attempts and their deadline, and a COMMIT
+// whose answer is lost. If it turns out to be done, but the answers to the takes were lost with it,
+// the result is OK and has no receipt. do may end the transaction by tx.Commit, which takes as well.
+// If it sends COMMIT as a statement its work is committed, nothing is taken, and that is an error.
+//
+// In batches pgx has no options for a statement. So a first statement with options, or several in one
+// text, is sent after BEGIN, in another round trip. So are Begin, CopyFrom, Prepare, LargeObjects and
+// Conn. If the first statement fails before the transaction has begun, it does not begin any more,
+// and later statements fail too. Tokens from memory, by Config.Escrow, send no take. Modes, and the
+// limits that cannot be taken from, are those of QueueTake.
+func (s *Store) AllowOnCommit(ctx context.Context, requests []ratelimit.Request, level pgx.TxIsoLevel, do func(tx pgx.Tx) error) (ratelimit.Result, error) {
+	switch level {
+	case "":
+		level = pgx.Serializable
+	case pgx.Serializable, pgx.RepeatableRead, pgx.ReadCommitted, pgx.ReadUncommitted:
+	default:
+		return ratelimit.Result{}, &ratelimit.FieldError{Field: "IsoLevel", Value: level, Reason: "must be one of pgx's, or empty"}
+	}
+	return s.runWatched(ctx, false, requests, do == nil, func(w *watch.Watch, requests []ratelimit.Request) (ratelimit.Result, error) {
+		return s.runner.RunOnCommit(ctx, w, requests, level, do)
+	})
+}
+
 // decide decides the requests of a verb on their own.
 func (s *Store) decide(ctx context.Context, verb decide.Verb, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
 	if err := s.usable(); err != nil {
@@ -345,8 +379,15 @@ func (s *Store) decideTx(ctx context.Context, tx pgx.Tx, verb decide.Verb, reser
 	return result, err
 }
 
-// run runs do in a transaction of the runner.
-func (s *Store) run(ctx context.Context, reserve bool, requests []ratelimit.Request, do tx.Func) (result ratelimit.Result, err error) {
+// run runs do in a transaction of the runner that takes first.
+func (s *Store) run(ctx context.Context, reserve bool, requests []ratelimit.Request, do tx.Func) (ratelimit.Result, error) {
+	return s.runWatched(ctx, reserve, requests, do == nil, func(w *watch.Watch, requests []ratelimit.Request) (ratelimit.Result, error) {
+		return s.runner.Run(ctx, w, reserve, requests, do)
+	})
+}
+
+// runWatched runs the runner. noFunc reports that the caller's function is nil.
+func (s *Store) runWatched(ctx context.Context, reserve bool, requests []ratelimit.Request, noFunc bool, run func(*watch.Watch, []ratelimit.Request) (ratelimit.Result, error)) (result ratelimit.Result, err error) {
 	if err := s.usable(); err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -354,10 +395,10 @@ func (s *Store) run(ctx context.Context, reserve bool, requests []ratelimit.Requ
 	w := s.watch(ctx, decide.All.Observed(reserve), ratelimit.FormRunner, requests...)
 	observed := &result
 	defer func() { w.Report(observed, err) }() // also when the function panics
-	if do == nil {
+	if noFunc {
 		return ratelimit.Result{}, errNilFunc
 	}
-	ran, err := s.runner.Run(ctx, &w, reserve, requests, do)
+	ran, err := run(&w, requests)
 	observed = &ran
 	if err != nil && ran.OK { // it was rolled back, so there is nothing to cancel
 		return ratelimit.Result{}, err

@@ -494,6 +494,26 @@ func (s *shop) wantRuns(t *testing.T, want int64) {
 
 func nothing(pgx.Tx) error { return nil }
 
+// onCommit is AllowOnCommit at a level, as a runner.
+func onCommit(store *pgstore.Store, level pgx.TxIsoLevel) runner {
+	return func(ctx context.Context, requests []ratelimit.Request, do func(pgx.Tx, ratelimit.Result) error) (ratelimit.Result, error) {
+		return store.AllowOnCommit(ctx, requests, level, func(tx pgx.Tx) error { return do(tx, ratelimit.Result{}) })
+	}
+}
+
+// eachRunner runs test with each runner that allows, on shops of their own.
+func eachRunner(t *testing.T, test func(*testing.T, *shop, runner), change ...func(*pgstore.Config)) {
+	t.Helper()
+	t.Run("AllowFunc", func(t *testing.T) {
+		s := newShop(t, 10, change...)
+		test(t, s, s.store.AllowFunc)
+	})
+	t.Run("AllowOnCommit", func(t *testing.T) {
+		s := newShop(t, 10, change...)
+		test(t, s, onCommit(s.store, pgx.Serializable))
+	})
+}
+
 func TestRunnerCommitsAll(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, 10)
@@ -542,7 +562,10 @@ func TestRunnerRefused(t *testing.T) {
 // they are.
 func TestRunnerErrors(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, 10)
+	eachRunner(t, runnerErrors)
+}
+
+func runnerErrors(t *testing.T, s *shop, run runner) {
 	if _, err := s.Pool.Exec(t.Context(), `ALTER TABLE `+s.Schema+`.orders ADD UNIQUE (what)`); err != nil {
 		t.Fatal(err)
 	}
@@ -571,7 +594,7 @@ func TestRunnerErrors(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			runs := 0
-			result, err := s.store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), func(tx pgx.Tx) error {
+			result, err := run(t.Context(), s.requests(), s.order(t.Context(), func(tx pgx.Tx) error {
 				runs++
 				return returning(test.do)(tx)
 			}))
@@ -592,7 +615,10 @@ func TestRunnerErrors(t *testing.T) {
 
 func TestRunnerPanic(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, 10)
+	eachRunner(t, runnerPanic)
+}
+
+func runnerPanic(t *testing.T, s *shop, run runner) {
 	value := &struct{ int }{1}
 	func() {
 		defer func() {
@@ -600,7 +626,7 @@ func TestRunnerPanic(t *testing.T) {
 				t.Errorf("recovered %v, want %v", got, value)
 			}
 		}()
-		_, _ = s.store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), func(pgx.Tx) error { panic(value) }))
+		_, _ = run(t.Context(), s.requests(), s.order(t.Context(), func(pgx.Tx) error { panic(value) }))
 	}()
 	s.wantRuns(t, 1)
 	s.want(t, 0)
@@ -610,12 +636,15 @@ func TestRunnerPanic(t *testing.T) {
 // T.FailNow in the function ends its goroutine.
 func TestRunnerGoexit(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, 10)
+	eachRunner(t, runnerGoexit)
+}
+
+func runnerGoexit(t *testing.T, s *shop, run runner) {
 	ended := make(chan bool)
 	go func() {
 		returned := false
 		defer func() { ended <- returned }()
-		_, _ = s.store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), func(pgx.Tx) error {
+		_, _ = run(t.Context(), s.requests(), s.order(t.Context(), func(pgx.Tx) error {
 			runtime.Goexit()
 			return nil
 		}))
@@ -651,28 +680,30 @@ func TestRunnerRunsAgain(t *testing.T) {
 	t.Parallel()
 	for _, code := range []string{serializationFailure, deadlockDetected} {
 		t.Run(code+" in the function", func(t *testing.T) {
-			s := newShop(t, 10)
-			result, err := s.store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), func(tx pgx.Tx) error {
-				if s.runs.Load() <= 2 {
-					return fmt.Errorf("wrapped: %w", raise(t.Context(), code)(tx))
+			eachRunner(t, func(t *testing.T, s *shop, run runner) {
+				result, err := run(t.Context(), s.requests(), s.order(t.Context(), func(tx pgx.Tx) error {
+					if s.runs.Load() <= 2 {
+						return fmt.Errorf("wrapped: %w", raise(t.Context(), code)(tx))
+					}
+					return nil
+				}))
+				if err != nil || !result.OK {
+					t.Errorf("got OK %v, error %v", result.OK, err)
 				}
-				return nil
-			}))
-			if err != nil || !result.OK {
-				t.Errorf("got OK %v, error %v", result.OK, err)
-			}
-			s.wantRuns(t, 3)
-			s.want(t, 1)
+				s.wantRuns(t, 3)
+				s.want(t, 1)
+			})
 		})
 		t.Run(code+" at commit", func(t *testing.T) {
-			s := newShop(t, 10)
-			s.atCommit(t, 2, `RAISE EXCEPTION 'raised by the test' USING ERRCODE = '`+code+`'`)
-			result, err := s.store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), nothing))
-			if err != nil || !result.OK {
-				t.Errorf("got OK %v, error %v", result.OK, err)
-			}
-			s.wantRuns(t, 3)
-			s.want(t, 1)
+			eachRunner(t, func(t *testing.T, s *shop, run runner) {
+				s.atCommit(t, 2, `RAISE EXCEPTION 'raised by the test' USING ERRCODE = '`+code+`'`)
+				result, err := run(t.Context(), s.requests(), s.order(t.Context(), nothing))
+				if err != nil || !result.OK {
+					t.Errorf("got OK %v, error %v", result.OK, err)
+				}
+				s.wantRuns(t, 3)
+				s.want(t, 1)
+			})
 		})
 	}
 }
@@ -745,8 +776,11 @@ func cancellable(t *testing.T) (context.Context, context.CancelFunc) {
 func TestRunnerGivesUpWithoutDeadline(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	s := newShop(t, 10, func(c *pgstore.Config) { c.RetryBudget = time.Second })
-	_, err := s.store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), raise(t.Context(), serializationFailure)))
+	eachRunner(t, runnerGivesUpWithoutDeadline, func(c *pgstore.Config) { c.RetryBudget = time.Second })
+}
+
+func runnerGivesUpWithoutDeadline(t *testing.T, s *shop, run runner) {
+	_, err := run(t.Context(), s.requests(), s.order(t.Context(), raise(t.Context(), serializationFailure)))
 	if !hasCode(err, serializationFailure) {
 		t.Errorf("got %v, want code %s", err, serializationFailure)
 	}
@@ -758,18 +792,19 @@ func TestRunnerSwallowedError(t *testing.T) {
 	t.Parallel()
 	for _, code := range []string{serializationFailure, deadlockDetected, "23505"} {
 		t.Run(code, func(t *testing.T) {
-			s := newShop(t, 10)
-			result, err := s.store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), func(tx pgx.Tx) error {
-				if err := raise(t.Context(), code)(tx); err == nil {
-					t.Error("got no error to swallow")
+			eachRunner(t, func(t *testing.T, s *shop, run runner) {
+				result, err := run(t.Context(), s.requests(), s.order(t.Context(), func(tx pgx.Tx) error {
+					if err := raise(t.Context(), code)(tx); err == nil {
+						t.Error("got no error to swallow")
+					}
+					return nil
+				}))
+				if result.OK || !errors.Is(err, pgx.ErrTxCommitRollback) {
+					t.Errorf("got OK %v, error %v, want %v", result.OK, err, pgx.ErrTxCommitRollback)
 				}
-				return nil
-			}))
-			if result.OK || !errors.Is(err, pgx.ErrTxCommitRollback) {
-				t.Errorf("got OK %v, error %v, want %v", result.OK, err, pgx.ErrTxCommitRollback)
-			}
-			s.wantRuns(t, 1)
-			s.want(t, 0)
+				s.wantRuns(t, 1)
+				s.want(t, 0)
+			})
 		})
 	}
 }

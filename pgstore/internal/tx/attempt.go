@@ -23,11 +23,14 @@ type attempt struct {
 	claim      *memory.Claim // the tokens that are not taken from rows
 	held       bool          // all of them: it takes from no row
 	do         Func
+	queued     *Queued // the takes that travel with COMMIT; nil for an attempt that takes before the function
+	level      pgx.TxIsoLevel
 
 	conn        *pgxpool.Conn
 	incarnation string // of the server, as far as it could be read
 	lockAll     bool   // it is decided on all rows of its limits, locked
 	turn        turn
+	work        *work // of an attempt whose takes travel with COMMIT
 	result      ratelimit.Result
 	taken       try
 	met         bool // it met others at its rows
@@ -38,9 +41,9 @@ type attempt struct {
 // outcome returns the attempt's outcome where the error alone does not say.
 func (a *attempt) outcome(err error) ratelimit.Outcome {
 	switch {
-	case errors.Is(err, conn.ErrCommitted):
+	case errors.Is(err, conn.ErrCommitted) && !a.untaken():
 		return ratelimit.OutcomeGranted
-	case a.failed && !conn.Retriable(err) && !conn.Done(err):
+	case a.failed && a.result.OK && !conn.Retriable(err) && !conn.Done(err):
 		return ratelimit.OutcomeRolledBack
 	}
 	return ""
@@ -120,17 +123,28 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	if err := ctx.Err(); err != nil { // pgx would close the connection, which looks as if COMMIT was lost
 		return false, a.taker.Fault("commit", err)
 	}
-	if err = tx.Commit(ctx); err == nil {
-		return false, nil
+	if err = tx.Commit(ctx); err == nil || errors.Is(err, ratelimit.ErrRefused) {
+		return false, err
 	}
-	if err = a.taker.Fault("commit", err); a.conn.Conn().IsClosed() && !conn.Answered(err) {
+	if err = a.taker.Fault("commit", err); a.conn.Conn().IsClosed() && !conn.Answered(err) && !a.unbegun() {
 		return true, err
 	}
 	return a.again(ctx, tx, err)
 }
 
 // over reports whether there is no transaction any more on the attempt's connection.
-func (a *attempt) over() bool { return a.conn.Conn().PgConn().TxStatus() == 'I' }
+func (a *attempt) over() bool {
+	if a.work != nil {
+		return a.work.over()
+	}
+	return a.conn.Conn().PgConn().TxStatus() == 'I'
+}
+
+// unbegun reports whether the function has sent nothing that began its transaction.
+func (a *attempt) unbegun() bool { return a.work != nil && !a.work.begun }
+
+// untaken reports whether a transaction that ended has ended without its takes.
+func (a *attempt) untaken() bool { return a.work != nil && !a.work.took && len(a.call.Demands) > 0 }
 
 // again returns the results of transact for an error of the function or of COMMIT. An error
 // that asks for another attempt does so in vain if the function has committed the take itself,
@@ -142,6 +156,8 @@ func (a *attempt) again(ctx context.Context, tx pgx.Tx, err error) (lost bool, _
 	case a.held && a.ended:
 		return false, fmt.Errorf("%w: the function ended the transaction itself: %w", conn.ErrOutcomeUnknown, err)
 	case a.held: // nobody can ask, and a function that has begun another is not found out
+		return false, err
+	case a.unbegun():
 		return false, err
 	case !a.over():
 		conn.End(ctx, tx)
@@ -166,10 +182,15 @@ func (a *attempt) became(ctx context.Context) error {
 		return fmt.Errorf("%w: the function ended the transaction itself: %w", conn.ErrOutcomeUnknown, pgx.ErrTxClosed)
 	}
 	committed, err := a.committed(ctx)
-	if err == nil && !committed {
-		err = fmt.Errorf("pgstore: the function rolled the transaction back itself: %w", pgx.ErrTxClosed)
+	switch {
+	case err != nil:
+		return err
+	case !committed:
+		return fmt.Errorf("pgstore: the function rolled the transaction back itself: %w", pgx.ErrTxClosed)
+	case a.untaken():
+		return fmt.Errorf("%w, and nothing was taken: %w", conn.ErrCommitted, pgx.ErrTxClosed)
 	}
-	return err
+	return nil
 }
 
 // committed reports, on the connection of a transaction that is over, whether it was

@@ -16,6 +16,9 @@ import (
 // had enough. The transaction may be there with an error, too, and is for the caller to end.
 func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 	b := a.taker
+	if a.queued != nil {
+		return a.beginOnCommit(ctx), nil
+	}
 	if a.held {
 		return a.beginHeld(ctx)
 	}
@@ -132,7 +135,7 @@ func (a *attempt) take(ctx context.Context, changes []decide.Change) (pgx.Tx, er
 // in no line.
 func (a *attempt) turnOf(ctx context.Context) turn {
 	l := turn{table: a.taker.table, conn: a.conn, contention: a.contention, owed: a.turn.owed, left: a.turn.left}
-	if a.held || l.left {
+	if a.held || l.left || a.queued != nil {
 		return l
 	}
 	if locks := a.taker.table.Lines(a.contention.Among(a.locks)); len(locks) > 0 && ownSession(ctx, a.conn) {

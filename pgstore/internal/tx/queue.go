@@ -32,18 +32,27 @@ type Queued struct {
 // Queue puts a take for requests into a batch, and has its end reported once.
 func (b *Taker) Queue(batch *pgx.Batch, requests []ratelimit.Request, report func(*ratelimit.Result, error)) (*Queued, error) {
 	q := &Queued{taker: b, report: report}
-	if !decide.Moded(requests) {
-		return q, q.queue(batch, requests)
-	}
-	m, err := decide.NewModes(decide.All, b.Instant(), requests)
-	if err != nil {
+	if err := q.of(requests); err != nil {
 		return nil, err
+	}
+	q.put(batch)
+	return q, nil
+}
+
+// of makes q the take for requests, and checks all that can be checked before it is queued.
+func (q *Queued) of(requests []ratelimit.Request) error {
+	if !decide.Moded(requests) {
+		return q.ofEnforced(requests)
+	}
+	m, err := decide.NewModes(decide.All, q.taker.Instant(), requests)
+	if err != nil {
+		return err
 	}
 	q.modes = m
 	result, err := m.Decide(func(left []ratelimit.Request) (result ratelimit.Result, err error) {
 		result.OK = true // which the batch decides
 		if len(left) > 0 {
-			err = q.queue(batch, left)
+			err = q.ofEnforced(left)
 		}
 		return result, err
 	})
@@ -51,24 +60,35 @@ func (b *Taker) Queue(batch *pgx.Batch, requests []ratelimit.Request, report fun
 		result = m.Report(result)
 		err = result.Err()
 	}
-	if err == nil && len(q.changes) == 0 { // all are in ModeShadow, and can never grant
-		q.Result = m.Report(result)
-		report(&q.Result, nil)
-	}
-	return q, err
+	return err
 }
 
-// queue queues the statements for requests without modes.
-func (q *Queued) queue(batch *pgx.Batch, requests []ratelimit.Request) (err error) {
+// ofEnforced is of for requests without modes.
+func (q *Queued) ofEnforced(requests []ratelimit.Request) (err error) {
 	if q.call, err = q.taker.known.Call(decide.All, false, requests); err != nil {
 		return err
+	}
+	for i := range q.call.Demands {
+		d := &q.call.Demands[i].Definition
+		if field, value := q.taker.table.Unqueueable(d); field != "" {
+			return &ratelimit.FieldError{Limit: d.Name, Field: field, Value: value, Reason: "cannot be taken from in a batch: use AllowTx or AllowFunc"}
+		}
+	}
+	return nil
+}
+
+// put puts the statements of the take into a batch. Those of an earlier batch count no more.
+func (q *Queued) put(batch *pgx.Batch) {
+	q.begin()
+	q.changes, q.marks = nil, nil
+	if len(q.call.Demands) == 0 { // all are in ModeShadow, and can never grant
+		q.Result = q.assumed()
+		q.tell(&q.Result, nil)
+		return
 	}
 	own := rand.Uint64() // so that no text in an error of the caller's can be taken for a refusal
 	for i := range q.call.Demands {
 		a := &q.call.Demands[i]
-		if field, value := q.taker.table.Unqueueable(&a.Definition); field != "" {
-			return &ratelimit.FieldError{Limit: a.Definition.Name, Field: field, Value: value, Reason: "cannot be taken from in a batch: use AllowTx"}
-		}
 		q.changes = append(q.changes, a.Change(i, 0, a.Count))
 		q.marks = append(q.marks, fmt.Sprintf("ratelimit refused %016x.%d", own, i))
 	}
@@ -81,7 +101,17 @@ func (q *Queued) queue(batch *pgx.Batch, requests []ratelimit.Request) (err erro
 		}
 		q.taker.table.QueueMust(batch, &q.changes[i], mark, now, &q.taken[i], func(session any, err error) error { return q.done(i, session, err) })
 	}
-	return nil
+}
+
+// assumed returns a granted result without what only the answers to its statements tell.
+func (q *Queued) assumed() (result ratelimit.Result) {
+	if result.OK = true; len(q.call.Demands) > 0 {
+		result.Request, result.Capacity = q.call.Demands[0].Request, q.call.Demands[0].Definition.Capacity
+	}
+	if q.modes != nil {
+		result = q.modes.Report(result)
+	}
+	return result
 }
 
 // done notes the end of a statement on a connection, and of the last one the result.

@@ -80,37 +80,14 @@ func (r *Runner) runByMode(ctx context.Context, w *watch.Watch, reserve bool, re
 // runEnforced runs requests that are all enforced; with noTake there may be none, for a transaction
 // that takes nothing.
 func (r *Runner) runEnforced(ctx context.Context, w *watch.Watch, reserve bool, requests []ratelimit.Request, noTake bool, do Func) (ratelimit.Result, error) {
-	if _, ok := ctx.Deadline(); !ok {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, r.RetryBudget)
-		defer cancel()
-	}
 	u := run{Runner: r, watch: w, do: do}
-	if r.memory != nil {
-		defer func() { // also when the function panics or ends its goroutine
-			if u.claim != nil {
-				u.claim.End(u.spent)
-			}
-		}()
-	}
-	u.rows = &u.call
 	if !noTake {
 		var err error
 		if u.call, err = r.known.Call(decide.All, reserve, requests); err != nil {
 			return ratelimit.Result{}, err
 		}
 	}
-	if r.Pool == nil {
-		return ratelimit.Result{}, conn.ErrNoPool
-	}
-	err := r.RetryCounted(ctx, func() { w.Retries++ }, func() error { return u.attempt(ctx) })
-	if err == nil && u.result.OK {
-		receipt.Committed(u.result.Receipt)
-		for i := range u.rows.Demands { // again, now that others see it
-			r.known.Changed(u.rows.Demands[i].KeyOf())
-		}
-	}
-	return u.result, err
+	return u.run(ctx)
 }
 
 // run is one run of a caller's function, in as many attempts as it takes.
@@ -119,11 +96,42 @@ type run struct {
 	watch *watch.Watch
 	do    Func
 
+	queued *Queued // the takes that travel with COMMIT; nil for a run that takes before the function
+	level  pgx.TxIsoLevel
+
 	call   decide.Call
 	rows   *decide.Call  // which the transaction takes
 	claim  *memory.Claim // the tokens that are not taken from rows; nil if there are none
 	spent  bool          // the claimed tokens are
 	result ratelimit.Result
+}
+
+// run makes attempts.
+func (u *run) run(ctx context.Context) (ratelimit.Result, error) {
+	if u.Pool == nil {
+		return ratelimit.Result{}, conn.ErrNoPool
+	}
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, u.RetryBudget)
+		defer cancel()
+	}
+	if u.memory != nil {
+		defer func() { // also when the function panics or ends its goroutine
+			if u.claim != nil {
+				u.claim.End(u.spent)
+			}
+		}()
+	}
+	u.rows = &u.call
+	err := u.RetryCounted(ctx, func() { u.watch.Retries++ }, func() error { return u.attempt(ctx) })
+	if err == nil && u.result.OK {
+		receipt.Committed(u.result.Receipt)
+		for i := range u.rows.Demands { // again, now that others see it
+			u.known.Changed(u.rows.Demands[i].KeyOf())
+		}
+	}
+	return u.result, err
 }
 
 // attempt makes one attempt, once it is the transaction's turn at its rows.
@@ -133,7 +141,8 @@ func (u *run) attempt(ctx context.Context) (err error) {
 		return err
 	}
 	defer leave()
-	a := attempt{taker: u.Taker, contention: &u.contention, call: u.rows, shards: shards, lockAll: u.rows.OnLockedRows(), claim: u.claim, held: u.claim != nil && u.claim.All(), do: u.do}
+	a := attempt{taker: u.Taker, contention: &u.contention, call: u.rows, shards: shards, lockAll: u.rows.OnLockedRows(), claim: u.claim, do: u.do, queued: u.queued, level: u.level}
+	a.held = u.queued == nil && u.claim != nil && u.claim.All()
 	done, w := false, u.watch
 	defer func() { // also when the function panics or ends its goroutine
 		if done = done || a.ended; !done {
@@ -157,19 +166,16 @@ func (u *run) attempt(ctx context.Context) (err error) {
 // enter waits for the transaction's turn at its rows. With a memory it claims before what that has
 // of the call by now. If it had to wait, and prefetching is worth it by then, it claims once more.
 func (u *run) enter(ctx context.Context) (shards []int, leave func(), err error) {
+	if u.queued != nil { // it has the row for a round trip, so it waits in PostgreSQL
+		return nil, func() {}, u.claimHeld(ctx)
+	}
 	if u.memory == nil {
 		shards, leave, _, err = u.wait(ctx)
 		return shards, leave, err
 	}
 	for again := true; ; again = false {
-		if u.claim == nil {
-			u.noteContention()
-			if u.claim, u.result, err = u.memory.Claim(ctx, &u.call); err != nil || u.result.Request.Limit != nil {
-				return nil, nil, cmp.Or(err, u.result.Err())
-			}
-		}
-		if u.claim != nil {
-			u.rows = &u.claim.Rest
+		if err := u.claimHeld(ctx); err != nil {
+			return nil, nil, err
 		}
 		shards, leave, waited, err := u.wait(ctx)
 		if err != nil || !again || !waited || u.claim != nil || !u.memory.WorthPrefetching(&u.call) {
@@ -177,6 +183,23 @@ func (u *run) enter(ctx context.Context) (shards []int, leave func(), err error)
 		}
 		leave()
 	}
+}
+
+// claimHeld claims what memory has of the call, if it has not yet. A take in modes is left to the rows.
+func (u *run) claimHeld(ctx context.Context) (err error) {
+	if u.memory == nil || u.queued != nil && u.queued.modes != nil {
+		return nil
+	}
+	if u.claim == nil {
+		u.noteContention()
+		if u.claim, u.result, err = u.memory.Claim(ctx, &u.call); err != nil || u.result.Request.Limit != nil {
+			return cmp.Or(err, u.result.Err())
+		}
+	}
+	if u.claim != nil {
+		u.rows = &u.claim.Rest
+	}
+	return nil
 }
 
 // wait waits until it is the transaction's turn at its rows, and reports whether it had to.

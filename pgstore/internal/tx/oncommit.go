@@ -1,0 +1,327 @@
+package tx
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/watch"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
+)
+
+// RunOnCommit runs do in a transaction, and takes for requests in the round trip of its COMMIT. It
+// also returns a result whose transaction was rolled back.
+func (r *Runner) RunOnCommit(ctx context.Context, w *watch.Watch, requests []ratelimit.Request, level pgx.TxIsoLevel, do func(pgx.Tx) error) (ratelimit.Result, error) {
+	q := &Queued{taker: r.Taker, report: func(*ratelimit.Result, error) {}}
+	if err := q.of(requests); err != nil {
+		return refusedIn(err), err
+	}
+	u := run{Runner: r, watch: w, call: q.call, queued: q, level: level, do: func(tx pgx.Tx, _ ratelimit.Result) error { return do(tx) }}
+	return u.run(ctx)
+}
+
+// refusedIn returns the result of a refusal; the zero Result of any other error.
+func refusedIn(err error) (result ratelimit.Result) {
+	var refused *ratelimit.RefusedError
+	if errors.As(err, &refused) {
+		result = refused.Result
+	}
+	return result
+}
+
+// beginOnCommit returns a transaction that begins with the function's first statement.
+func (a *attempt) beginOnCommit(ctx context.Context) pgx.Tx {
+	a.queued.call = *a.call
+	a.taken = try{taker: a.taker, call: a.call, taken: make([]table.Taken, 1)}
+	if a.result = a.queued.assumed(); a.claim != nil && a.claim.All() {
+		a.answer(a.result)
+	}
+	a.work = &work{attempt: a, ctx: ctx, conn: a.conn.Conn()}
+	return a.work
+}
+
+// work is the transaction of a function that runs before the takes. BEGIN, and the question for the
+// transaction's ID, travel with the function's first statement, and the takes with COMMIT. A
+// transaction that could not begin does not begin with a later statement: the function may have
+// passed over the error.
+type work struct {
+	attempt *attempt
+	ctx     context.Context // of the attempt, for methods that have none
+	conn    *pgx.Conn
+	tx      pgx.Tx // nil before the first statement
+	begun   bool   // its ID is known
+	reading bool   // the results of the first statement are not closed
+	ended   bool   // by Commit or Rollback
+	took    bool   // the takes are committed
+}
+
+// over reports whether the transaction has begun and ended.
+func (w *work) over() bool {
+	return w.begun && !w.reading && w.conn.PgConn().TxStatus() == 'I'
+}
+
+// send begins the transaction in the round trip of statements, whose results it returns.
+func (w *work) send(ctx context.Context, statements ...*pgx.QueuedQuery) pgx.BatchResults {
+	var batch pgx.Batch
+	batch.BeginTx(pgx.TxOptions{IsoLevel: w.attempt.level})
+	table.QueueXid(&batch, &w.attempt.taken.taken[0].Xid)
+	xid := batch.QueuedQueries[1].Fn
+	batch.QueuedQueries = append(batch.QueuedQueries, statements...)
+	results := w.conn.SendBatch(ctx, &batch)
+	w.tx, w.reading = results.Tx(), true
+	if _, err := results.Exec(); err == nil {
+		w.begun = xid(results) == nil
+	}
+	return &firstResults{results, w}
+}
+
+// begin begins the transaction in a round trip of its own, if no statement has begun it.
+func (w *work) begin(ctx context.Context) error {
+	if w.tx != nil {
+		return nil
+	}
+	return w.send(ctx).Close()
+}
+
+// beginNow is begin for methods that cannot return an error. Without a transaction they get a
+// closed connection.
+func (w *work) beginNow() {
+	if w.ended { // and the connection may be another's
+		return
+	}
+	if err := w.begin(w.ctx); err != nil || !w.begun {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(w.ctx), conn.RollbackTime)
+		defer cancel()
+		_ = w.conn.Close(ctx)
+	}
+}
+
+// first begins the transaction if no statement has. It returns the results of this statement if that
+// is the first, or of the failure to begin; otherwise nil.
+func (w *work) first(ctx context.Context, sql string, args []any) pgx.BatchResults {
+	if w.tx == nil && travels(sql, args) {
+		return w.send(ctx, &pgx.QueuedQuery{SQL: sql, Arguments: args})
+	}
+	if err := w.begin(ctx); err != nil {
+		return pgx.FailedBatchResults(&pgx.Batch{}, err)
+	}
+	return nil
+}
+
+// travels reports whether pgx can send a statement in a batch: one without options, that is neither
+// empty nor several.
+func travels(sql string, args []any) bool {
+	sql = strings.TrimRight(sql, "; \t\r\n")
+	return sql != "" && !strings.Contains(sql, ";") && !slices.ContainsFunc(args, func(arg any) bool {
+		switch arg.(type) {
+		case pgx.QueryExecMode, pgx.QueryResultFormats, pgx.QueryResultFormatsByOID:
+			return true
+		}
+		return false
+	})
+}
+
+// Exec implements pgx.Tx.
+func (w *work) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if results := w.first(ctx, sql, args); results != nil {
+		tag, err := results.Exec()
+		return tag, cmp.Or(err, results.Close())
+	}
+	return w.tx.Exec(ctx, sql, args...)
+}
+
+// Query implements pgx.Tx.
+func (w *work) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if results := w.first(ctx, sql, args); results != nil {
+		rows, err := results.Query()
+		if err != nil {
+			_ = results.Close() // the same error
+		}
+		return &firstRows{Rows: rows, results: results}, err
+	}
+	return w.tx.Query(ctx, sql, args...)
+}
+
+// QueryRow implements pgx.Tx.
+func (w *work) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if results := w.first(ctx, sql, args); results != nil {
+		return &firstRow{results.QueryRow(), results}
+	}
+	return w.tx.QueryRow(ctx, sql, args...)
+}
+
+// SendBatch implements pgx.Tx.
+func (w *work) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	begins := pgx.FailedBatchResults(b, pgx.ErrTxClosed).Tx() != nil // by itself, which is an error in a transaction
+	if w.tx == nil && b.Len() > 0 && !begins {
+		return w.send(ctx, b.QueuedQueries...)
+	}
+	if err := w.begin(ctx); err != nil {
+		return pgx.FailedBatchResults(b, err)
+	}
+	return w.tx.SendBatch(ctx, b)
+}
+
+// Begin implements pgx.Tx.
+func (w *work) Begin(ctx context.Context) (pgx.Tx, error) {
+	if err := w.begin(ctx); err != nil {
+		return nil, err
+	}
+	return w.tx.Begin(ctx)
+}
+
+// CopyFrom implements pgx.Tx.
+func (w *work) CopyFrom(ctx context.Context, name pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
+	if err := w.begin(ctx); err != nil {
+		return 0, err
+	}
+	return w.tx.CopyFrom(ctx, name, columns, rows)
+}
+
+// Prepare implements pgx.Tx.
+func (w *work) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if err := w.begin(ctx); err != nil {
+		return nil, err
+	}
+	return w.tx.Prepare(ctx, name, sql)
+}
+
+// LargeObjects implements pgx.Tx.
+func (w *work) LargeObjects() pgx.LargeObjects {
+	w.beginNow()
+	return w.tx.LargeObjects()
+}
+
+// Conn implements pgx.Tx.
+func (w *work) Conn() *pgx.Conn {
+	w.beginNow()
+	return w.conn
+}
+
+// Rollback implements pgx.Tx.
+func (w *work) Rollback(ctx context.Context) error {
+	tx := w.tx
+	w.end()
+	if tx == nil {
+		return nil
+	}
+	return tx.Rollback(ctx)
+}
+
+// end has all later statements fail.
+func (w *work) end() {
+	w.ended = true
+	var batch pgx.Batch
+	batch.BeginTx(pgx.TxOptions{})
+	w.tx = pgx.FailedBatchResults(&batch, pgx.ErrTxClosed).Tx()
+}
+
+// Commit implements pgx.Tx. It takes, and commits if all was granted.
+func (w *work) Commit(ctx context.Context) error {
+	if err := w.begin(ctx); err != nil {
+		return err
+	}
+	a, status := w.attempt, w.conn.PgConn().TxStatus()
+	switch {
+	case w.ended || w.over():
+		return pgx.ErrTxClosed
+	case !w.begun || status == 'E':
+		conn.End(ctx, w)
+		return pgx.ErrTxCommitRollback
+	}
+	var batch pgx.Batch
+	a.queued.put(&batch)
+	batch.Queue("COMMIT").Exec(func(tag pgconn.CommandTag) error {
+		if tag.String() == "ROLLBACK" {
+			return pgx.ErrTxCommitRollback
+		}
+		return nil
+	})
+	err := w.conn.SendBatch(ctx, &batch).Close()
+	if err != nil && !w.over() {
+		conn.End(ctx, w)
+	}
+	w.end()
+	w.took, a.met = err == nil, conn.Retriable(err)
+	switch refused := refusedIn(err); {
+	case a.queued.Result.OK:
+		a.answer(a.queued.Result)
+	case refused.Request.Limit != nil:
+		a.result = refused
+	}
+	return err
+}
+
+// firstResults is the results of the first statements, without those of the statements before them.
+type firstResults struct {
+	pgx.BatchResults
+	work *work
+}
+
+// Tx returns nil, since the transaction is not one that the caller's batch began.
+func (r *firstResults) Tx() pgx.Tx { return nil }
+
+// Close closes the results, so that the connection can be used again.
+func (r *firstResults) Close() error {
+	err := r.BatchResults.Close()
+	r.work.reading = false
+	return err
+}
+
+// firstRows is the rows of the first statement. The results are closed with them.
+type firstRows struct {
+	pgx.Rows
+	results pgx.BatchResults
+	err     error // of closing the results
+}
+
+// Next implements pgx.Rows.
+func (r *firstRows) Next() bool {
+	if r.Rows.Next() {
+		return true
+	}
+	r.Close()
+	return false
+}
+
+// Scan implements pgx.Rows.
+func (r *firstRows) Scan(into ...any) error { return r.ended(r.Rows.Scan(into...)) }
+
+// Values implements pgx.Rows.
+func (r *firstRows) Values() ([]any, error) {
+	values, err := r.Rows.Values()
+	return values, r.ended(err)
+}
+
+// ended closes the results after an error, as pgx closes the rows.
+func (r *firstRows) ended(err error) error {
+	if err != nil {
+		r.Close()
+	}
+	return err
+}
+
+// Close implements pgx.Rows.
+func (r *firstRows) Close() {
+	r.Rows.Close()
+	r.err = r.results.Close()
+}
+
+// Err implements pgx.Rows.
+func (r *firstRows) Err() error { return cmp.Or(r.Rows.Err(), r.err) }
+
+// firstRow is the row of the first statement.
+type firstRow struct {
+	row     pgx.Row
+	results pgx.BatchResults
+}
+
+// Scan implements pgx.Row.
+func (r *firstRow) Scan(into ...any) error { return cmp.Or(r.row.Scan(into...), r.results.Close()) }
