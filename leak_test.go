@@ -103,6 +103,8 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		"Form":                 FormOwn,
 		"Outcome":              OutcomeGranted,
 		"Part":                 Part{Outcome: OutcomeRefused, Status: refused.Several[1]},
+		"Replacement":          Replacement{Key: leak.Key, From: api, To: api, Marked: []Marked{{Mark: t0, By: []Limit{api}}}},
+		"Marked":               Marked{Mark: t0, By: []Limit{api}},
 		"WaitError":            &WaitError{Result: granted, Wait: time.Second, Err: context.Canceled},
 	}
 	leak.Check(t, ".", values, "Receipt", "Permit")

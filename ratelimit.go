@@ -163,8 +163,8 @@ type Page struct {
 // A Replacement is for package catalog, which has a store measure the rows of a key by another
 // definition, so that what was used stays used.
 type Replacement struct {
-	Key      string
-	From, To Limit // by what the rows are measured, and by what afterwards
+	Key      string `json:"-"`
+	From, To Limit  // by what the rows are measured, and by what afterwards
 
 	// By is what they are measured by in place of To, until all processes take by To. They are marked
 	// with an instant, and found by it in Marked. A row that is paused is not.

@@ -70,6 +70,12 @@ func (s Status) String() string { return s.text(false) }
 // how many limits it is one.
 func (r Result) String() string { return r.text(false) }
 
+// String returns the definitions in a line, without the key.
+func (r Replacement) String() string { return fmt.Sprintf("%v in place of %v", r.To, r.From) }
+
+// LogValue returns String.
+func (r Replacement) LogValue() slog.Value { return slog.StringValue(r.String()) }
+
 // String returns the page in a line, without its keys.
 func (p Page) String() string { return fmt.Sprintf("at most %d keys (0 is no bound)", p.Most) }
 

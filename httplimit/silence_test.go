@@ -41,6 +41,7 @@ func TestSilentDatabase(t *testing.T) {
 				serve(h, get("/"))
 				time.Sleep(time.Second)
 			}
+			synctest.Wait() // for the line of the log
 			before, began := next.served.Load(), time.Now()
 			events = nil
 			log.Reset()
