@@ -35,8 +35,8 @@ func newModed(t *testing.T, b *bench, limit ratelimit.Limit, hard bool) *moded {
 	t.Helper()
 	m := &moded{limit: limit, mode: ratelimit.ModeEnforce}
 	m.Middleware = middleware(t, b.store, riverlimit.MiddlewareConfig{
-		HardStart: hard,
-		Limits:    func(*rivertype.JobRow) []ratelimit.Request { return []ratelimit.Request{m.request()} },
+		HardStart: hard, StartSlack: time.Minute, // no start is too late
+		Limits: func(*rivertype.JobRow) []ratelimit.Request { return []ratelimit.Request{m.request()} },
 	})
 	m.one = newOne(t, b, m.Middleware)
 	return m
