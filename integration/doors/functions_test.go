@@ -355,6 +355,9 @@ func (f *functions) Cancel(ctx context.Context, r *ratelimit.Receipt) (bool, err
 	if !ok {
 		return f.Store.Cancel(ctx, r)
 	}
+	if !slices.ContainsFunc(taken, func(r ratelimit.Request) bool { return r.Count > 0 }) {
+		return false, nil
+	}
 	_, err := f.Settle(ctx, r, make([]float64, len(taken))...)
 	if errors.Is(err, ratelimit.ErrSettled) {
 		return false, nil
@@ -704,7 +707,7 @@ func TestFunctionsDown(t *testing.T) {
 	db := pgtest.New(t)
 	withFunctions(t, db, nil)
 	var before, after int
-	count := `SELECT count(*) FROM pg_proc WHERE pronamespace = $1::regnamespace AND proname ~ '^rate_limit_(?!definitions)'`
+	count := `SELECT count(*) FROM pg_proc WHERE pronamespace = $1::regnamespace AND proname ~ '^rate_limit_(?!definitions|history)'`
 	if err := db.Pool.QueryRow(t.Context(), count, db.Schema).Scan(&before); err != nil || before < 10 {
 		t.Fatalf("%d functions, %v", before, err)
 	}

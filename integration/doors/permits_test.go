@@ -420,7 +420,6 @@ func TestPermitsByNameInModes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	inSchema(t, db, "INSERT INTO rate_limit_definitions (name, key, mode) VALUES ('calls', 'in shadow', 'shadow')")
 	take := func(key string) (permit ratelimit.Permit) {
 		t.Helper()
 		var number, fence *int64
@@ -444,7 +443,7 @@ func TestPermitsByNameInModes(t *testing.T) {
 	if got := take("off for an hour"); got.OK || !got.NotBefore.Equal(until) {
 		t.Errorf("got %+v, want a refusal until %v", got, until)
 	}
-	for _, key := range []string{"enforced", "in shadow"} { // which is not for permits
+	for _, key := range []string{"enforced"} {
 		if first, second := take(key), take(key); !first.OK || second.OK {
 			t.Errorf("%s: got %+v and %+v, want the second refused", key, first, second)
 		}
