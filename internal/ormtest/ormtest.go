@@ -85,9 +85,13 @@ func (a App[Tx]) Test(t *testing.T) {
 		t.Errorf("got %v, want a refusal", err)
 	}
 	a.want(t, 10)
+	a.testRefused(t)
+}
 
-	// Several limits, in a transaction that goes on after a refusal.
-	err = a.InTx(ctx, sql.LevelDefault, func(tx Tx) error {
+// testRefused asks for several limits, in a transaction that goes on after a refusal.
+func (a App[Tx]) testRefused(t *testing.T) {
+	ctx := t.Context()
+	err := a.InTx(ctx, sql.LevelDefault, func(tx Tx) error {
 		result, err := a.Store.AllowTx(ctx, sqltx.Of(a.Of(tx)), other.For("alice"), sendMessage.For("alice"))
 		if err == nil && result.OK {
 			t.Errorf("got %v, want a refusal", result)
