@@ -355,9 +355,6 @@ func (f *functions) Cancel(ctx context.Context, r *ratelimit.Receipt) (bool, err
 	if !ok {
 		return f.Store.Cancel(ctx, r)
 	}
-	if !slices.ContainsFunc(taken, func(r ratelimit.Request) bool { return r.Count > 0 }) {
-		return false, nil
-	}
 	_, err := f.Settle(ctx, r, make([]float64, len(taken))...)
 	if errors.Is(err, ratelimit.ErrSettled) {
 		return false, nil

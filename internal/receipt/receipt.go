@@ -175,10 +175,10 @@ func Payments(r *Receipt) []Payment {
 	return r.payments()
 }
 
-// Pays reports whether the receipt is of a call that took tokens. Limits in shadow that let it go on
-// without have a place in it, and nothing to give back.
+// Pays reports whether a limit has granted the receipt's call, if 0 tokens. Limits in shadow that let
+// it go on without have a place in it, and nothing to give back.
 func Pays(r *Receipt) bool {
-	return slices.ContainsFunc(Payments(r), func(p Payment) bool { return !p.IsNothing() && p.Tokens > 0 })
+	return slices.ContainsFunc(Payments(r), func(p Payment) bool { return !p.IsNothing() })
 }
 
 // Taker returns the transaction that paid, "" when it is committed. Only the redeemer of the
