@@ -17,11 +17,11 @@ const slow = 20 * time.Millisecond
 
 // take takes from one row, for which it waits first if a take was slow lately.
 func (b *Taker) take(ctx context.Context, tx pgx.Tx, reserve bool, c *decide.Change) (taken table.Taken, err error) {
-	if b.takes.Add(1) == 1 { // beside no other
+	if b.takes.Load() == 0 { // beside no other
+		b.takes.Add(1)
 		defer b.takes.Add(-1)
 		return b.table.Take(ctx, tx, reserve, c, b.Clock())
 	}
-	b.takes.Add(-1)
 	var batch pgx.Batch
 	b.queueWait(&batch, c.Row)
 	defer b.taking()(c.Row)
