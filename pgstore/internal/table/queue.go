@@ -78,8 +78,11 @@ func Refusal(err error, mark string) (s bucket.State, at time.Time, ok bool) {
 	if i < 0 {
 		return s, at, false
 	}
-	said, _, _ := strings.Cut(failed.Message[i+len(mark)+1:], " ")
-	if state, err := hex.DecodeString(said); err == nil && len(state) >= 24 {
+	said := strings.Fields(failed.Message[i+len(mark):])
+	if len(said) == 0 {
+		return s, at, true
+	}
+	if state, err := hex.DecodeString(said[0]); err == nil && len(state) >= 24 {
 		s.Value = math.Float64frombits(binary.BigEndian.Uint64(state))
 		s.TS, at = sent(state[8:]), sent(state[16:])
 		if len(state) >= 32 {
