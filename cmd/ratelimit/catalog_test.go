@@ -115,13 +115,18 @@ func TestCatalogEdits(t *testing.T) {
 	w.take(api, "bob", 1)
 	before := w.program("catalog", "ls", "api", "--json").ok(t)
 	lower := []string{"set", "api", "--all-keys", "--capacity", "4", "--mode", "enforce"}
-	edit(lower...).wantStatus(t, exitBad, "it concerns 3 keys that have rows, of which 1 would be refused now", "it grants less than the program has published, by its Capacity")
+	edit(lower...).wantStatus(t, exitBad, "it concerns 3 keys that have rows, of which 2 would be refused now", "it grants less than the program has published, by its Capacity")
+	edit(append(lower, "--as-is")...).wantStatus(t, exitBad, "it concerns 3 keys that have rows, of which 1 would be refused now")
 	edit(append(lower, "--yes")...).wantStatus(t, exitBad, "by its Capacity: say --lower as well")
 	if after := w.program("catalog", "ls", "api", "--json").ok(t); after != before {
 		t.Errorf("got %s", after)
 	}
 	edit(append(lower, "--yes", "--lower")...).ok(t)
-	wantIn(t, edit("set", "api", "--all-keys", "--capacity", "4", "--yes").ok(t), "it is so already: capacity 4, mode enforce")
+	if keys := objects[keyJSON](t, w.program("ls", "api", "--json").ok(t)); keys[0].Value < 1 || keys[1].Value >= 1 || keys[2].Value >= 1 {
+		t.Errorf("2 were foretold to be refused, and these are %+v", keys)
+	}
+	edit("set", "api", "--all-keys", "--note", "a small one", "--yes").ok(t)
+	wantIn(t, edit("set", "api", "--all-keys", "--capacity", "4", "--yes").ok(t), "it is so already: capacity 4, mode enforce, (a small one)")
 
 	for _, key := range []string{"a", "a", "b"} {
 		if permit, err := w.store.Permits().Acquire(t.Context(), ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Minute}.For(key)); err != nil || !permit.OK {
