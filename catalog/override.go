@@ -168,7 +168,7 @@ func follows(d ratelimit.Definition) bool { return d.Capacity == d.Rate && d.Rat
 func (o Override) on(d ratelimit.Definition) ratelimit.Definition {
 	follows := follows(d)
 	d.Rate, d.Period, d.Slots = cmp.Or(o.Rate, d.Rate), cmp.Or(o.Period, d.Period), cmp.Or(o.Slots, d.Slots)
-	if follows {
+	if follows && d.Rate > 0 { // otherwise the rate is at fault, and not the capacity
 		d.Capacity = d.Rate
 	}
 	if o.Capacity != 0 {
