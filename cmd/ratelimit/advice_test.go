@@ -144,7 +144,7 @@ var followed = map[string]func(p *patient){
 		p.world = &world{T: p.T, db: pgtest.NewEmpty(p.T)}
 		p.program("migrate", "up").ok(p.T)
 		p.program("migrate", "up", "--set", "catalog").ok(p.T)
-		p.exec("DELETE FROM " + versions(p) + " WHERE version_id = 2; DROP VIEW rate_limits_in_flight, rate_limits_short, rate_limits_now; DROP FUNCTION rate_limits_at, rate_limits_edges, rate_limits_edge")
+		p.exec("DELETE FROM " + versions(p) + " WHERE version_id = 2; DROP VIEW rate_limits_in_flight, rate_limits_short, rate_limits_now; DROP FUNCTION rate_limits_at, rate_limits_had, rate_limits_edges, rate_limits_edge")
 		advice := p.advised("migrations of catalog", "ratelimit migrate up --set catalog")
 		p.program(strings.Fields(advice)[1:]...).ok(p.T)
 		p.well("migrations of catalog", "")

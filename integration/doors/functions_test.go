@@ -27,14 +27,16 @@ import (
 )
 
 // functions are the SQL functions of a schema as a store, with which a store in Go shares the
-// rows: that is asked for what they do not know, which is shards, sliding windows, quotas by
-// the calendar, and the other verbs.
+// rows: that is asked for what they do not know, which is the other verbs and, with definitions as
+// arguments, shards, sliding windows and quotas by the calendar.
 type functions struct {
 	ratelimit.Store
 	pool   *pgxpool.Pool
 	schema string
 	clock  func() time.Time // nil for the database's
 	taken  map[*ratelimit.Receipt][]ratelimit.Request
+
+	takenAt map[*ratelimit.Receipt]time.Time
 
 	// byName has the functions find definitions in the catalog, in which they are
 	// published before a call that has them otherwise, unless it is not to be changed.
@@ -75,7 +77,7 @@ func (f *functions) empty(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Store, f.taken = store, map[*ratelimit.Receipt][]ratelimit.Request{}
+	f.Store, f.taken, f.takenAt = store, map[*ratelimit.Receipt][]ratelimit.Request{}, map[*ratelimit.Receipt]time.Time{}
 }
 
 // inSchema runs SQL with a test's schema in the search_path.
@@ -91,16 +93,14 @@ func inSchema(t *testing.T, db *pgtest.DB, text string) {
 }
 
 // knows reports whether the functions have a verb for requests.
-func knows(requests ...ratelimit.Request) bool {
-	for _, r := range requests {
-		if r.Limit == nil {
-			return false
-		}
-		if d := r.Limit.Definition(); d.Shards != 1 || d.Kind == ratelimit.KindSlidingWindow || d.Every != 0 {
-			return false
-		}
-	}
-	return len(requests) > 0
+func (f *functions) knows(requests ...ratelimit.Request) bool {
+	return len(requests) > 0 && !slices.ContainsFunc(requests, func(r ratelimit.Request) bool { return r.Limit == nil || !f.byName && !plain(r.Limit) })
+}
+
+// plain reports whether a limit can be told by arguments.
+func plain(limit ratelimit.Limit) bool {
+	d := limit.Definition()
+	return d.Shards == 1 && d.Kind != ratelimit.KindSlidingWindow && d.Every == 0
 }
 
 // arguments are those of a request with its definition.
@@ -188,7 +188,17 @@ func (f *functions) publish(ctx context.Context, d ratelimit.Definition) error {
 		return nil
 	}
 	f.published[d.Name] = d
-	return f.catalog.Publish(ctx, d.Limit())
+	written := d
+	if d.Every != 0 { // which the catalog in Go does not write yet
+		written.Every, written.Time = ratelimit.Day, 0
+	}
+	_, err := f.pool.Exec(ctx, "UPDATE "+f.schema+".rate_limit_definitions SET time = NULL WHERE name = $1", d.Name)
+	if err = errors.Join(err, f.catalog.Publish(ctx, written.Limit())); err != nil || d.Every == 0 {
+		return err
+	}
+	_, err = f.pool.Exec(ctx, "UPDATE "+f.schema+".rate_limit_definitions SET every = $2, time = $3, period = $4 WHERE name = $1 AND kind IS NOT NULL",
+		d.Name, d.Every.String(), fmt.Sprintf("%02d:%02d", int(d.Time.Hours()), int(d.Time.Minutes())%60), d.Period)
+	return err
 }
 
 // all calls the function for several limits.
@@ -283,41 +293,41 @@ func (f *functions) take(ctx context.Context, verb string, requests []ratelimit.
 			}
 		}
 		result.Receipt = new(ratelimit.Receipt)
-		f.taken[result.Receipt] = some
+		f.taken[result.Receipt], f.takenAt[result.Receipt] = some, result.RetryAt
 	}
 	return result, nil
 }
 
 func (f *functions) Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	if !knows(requests...) {
+	if !f.knows(requests...) {
 		return f.Store.Allow(ctx, requests...)
 	}
 	return f.take(ctx, "allow", requests, nil)
 }
 
 func (f *functions) Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	if !knows(requests...) || requests[0].AboveShare > 0 {
+	if !f.knows(requests...) || requests[0].AboveShare > 0 {
 		return f.Store.Reserve(ctx, requests...)
 	}
 	return f.take(ctx, "reserve", requests, nil)
 }
 
 func (f *functions) Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	if !knows(requests...) {
+	if !f.knows(requests...) {
 		return f.Store.Check(ctx, requests...)
 	}
 	return f.take(ctx, "check", requests, nil)
 }
 
 func (f *functions) CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	if !knows(requests...) || requests[0].AboveShare > 0 {
+	if !f.knows(requests...) || requests[0].AboveShare > 0 {
 		return f.Store.CheckReserve(ctx, requests...)
 	}
 	return f.take(ctx, "check", requests, map[string]any{"reserve": true})
 }
 
 func (f *functions) Credit(ctx context.Context, r ratelimit.Request) (ratelimit.Status, error) {
-	if !knows(r) || r.AboveShare > 0 {
+	if !f.knows(r) || r.AboveShare > 0 {
 		return f.Store.Credit(ctx, r)
 	}
 	result, err := f.call(ctx, "rate_limit_credit", r, map[string]any{"count": r.Count})
@@ -336,9 +346,12 @@ func (f *functions) Settle(ctx context.Context, r *ratelimit.Receipt, used ...fl
 		return f.Store.Settle(ctx, r, used...)
 	}
 	for i, t := range taken {
-		of := *f
+		of, settling := *f, map[string]any{"taken": t.Count, "used": used[i]}
 		of.byName = f.byName && (f.limits == nil || f.catalog.For(f.limits[ratelimit.NameOf(t.Limit)], t.Key).Limit == t.Limit)
-		one, err := of.call(ctx, "rate_limit_settle", t, map[string]any{"taken": t.Count, "used": used[i]})
+		if of.byName {
+			settling["taken_at"] = f.takenAt[r]
+		}
+		one, err := of.call(ctx, "rate_limit_settle", t, settling)
 		if err != nil {
 			return ratelimit.Result{}, err
 		}
@@ -612,7 +625,8 @@ func TestFunctionsAreSafe(t *testing.T) {
 		"SELECT {schema}.rate_limit_credit('send_message', 'alice', 2, '1 day')",
 		"SELECT {schema}.rate_limit_take('send_message', 'alice', 1000, '1 s')",
 		"SELECT {schema}.rate_limit_put('send_message', 'alice', 0, 9, now(), NULL, NULL)",
-		"SELECT {schema}.rate_limit_call('credit', {schema}.rate_limit_request('send_message', 'alice', 1, '1 s'), NULL)",
+		"SELECT {schema}.rate_limit_call('allow', {schema}.rate_limit_request('send_message', 'alice', 1, '1 s'))",
+		"SELECT {schema}.rate_limit_back('credit', {schema}.rate_limit_request('send_message', 'alice', 1, '1 s'), NULL, NULL)",
 	} {
 		if err := as(text); !hasCode(err, "42501") { // insufficient_privilege
 			t.Errorf("%s: got %v, want insufficient_privilege", text, err)

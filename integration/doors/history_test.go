@@ -87,7 +87,7 @@ func (h *history) step(ctx context.Context) error {
 	if got.result.Receipt != nil && want.result.Receipt != nil {
 		h.taken = append(h.taken, [2]ratelimit.Result{got.result, want.result})
 	}
-	if h.worst && knows(requests...) && len(got.result.Several) > 0 || verb == "settle" && h.worst && h.several(target) {
+	if f, ok := h.stores[0].(*functions); ok && f.knows(requests...) && len(got.result.Several) > 0 || verb == "settle" && h.worst && h.several(target) {
 		got.result.Several, want.result.Several = nil, nil
 		if verb == "settle" {
 			got.result, want.result = ratelimit.Result{}, ratelimit.Result{}

@@ -162,16 +162,22 @@ func TestNamedModes(t *testing.T) {
 // What the functions by name cannot do is an error that says so, and takes nothing.
 func TestNamedRefuses(t *testing.T) {
 	t.Parallel()
-	db, _ := published(t, sending,
+	db, f := published(t, sending,
 		ratelimit.SlidingWindow{Name: "sliding", Rate: 3, Period: time.Minute},
 		ratelimit.TokenBucket{Name: "sharded", Rate: 30, Period: time.Minute, Shards: 3},
 		ratelimit.FixedWindow{Name: "monthly", Rate: 3, Every: ratelimit.Month, Zone: "Europe/Berlin"})
+	if err := f.catalog.PublishInFlight(t.Context(), ratelimit.InFlight{Name: "exports", Limit: 3}); err != nil {
+		t.Fatal(err)
+	}
+	inSchema(t, db, "UPDATE rate_limit_definitions SET zone = 'Europe/Nowhere' WHERE name = 'monthly'")
 	for call, want := range map[string]string{
 		"rate_limit_allow('unknown', 'k')":                                      "42704",
 		"rate_limit_allow(NULL, 'k')":                                           "42704",
-		"rate_limit_take('sharded', 'k')":                                       "0A000",
-		"rate_limit_take('sliding', 'k')":                                       "0A000",
-		"rate_limit_take('monthly', 'k')":                                       "0A000",
+		"rate_limit_take('exports', 'k')":                                       "0A000",
+		"rate_limit_take('monthly', 'k')":                                       "22023",
+		"rate_limit_take('sliding', 'k', 4)":                                    "22003",
+		"rate_limit_settle('sliding', 'k', 1, NULL)":                            "22023",
+		"rate_limit_take('sharded', 'k', 31)":                                   "22003",
 		"rate_limit_take('send_message', NULL)":                                 "22023",
 		"rate_limit_take('send_message', 'k', -1)":                              "22023",
 		"rate_limit_take('send_message', 'k', 'NaN')":                           "22023",
