@@ -222,6 +222,14 @@ var followed = map[string]func(p *patient){
 			p.Errorf("got %v", d)
 		}
 	},
+	"time zone": func(p *patient) { // for PostgreSQL CET is that without summer time
+		quota := ratelimit.FixedWindow{Name: "quota", Rate: 10, Every: ratelimit.Month, Zone: "CET"}
+		p.must(p.catalog.Publish(p.Context(), quota))
+		p.advised("time zones", "by a city")
+		quota.Zone = "Europe/Berlin"
+		p.must(p.catalog.Publish(p.Context(), quota))
+		p.well("time zones", "")
+	},
 	"shards": func(p *patient) {
 		four := sharded
 		four.Shards = 4

@@ -188,6 +188,10 @@ func (f *functions) publish(ctx context.Context, d ratelimit.Definition) error {
 		return nil
 	}
 	f.published[d.Name] = d
+	return f.write(ctx, d)
+}
+
+func (f *functions) write(ctx context.Context, d ratelimit.Definition) error {
 	written := d
 	if d.Every != 0 { // which the catalog in Go does not write yet
 		written.Every, written.Time = ratelimit.Day, 0
@@ -347,7 +351,7 @@ func (f *functions) Settle(ctx context.Context, r *ratelimit.Receipt, used ...fl
 	}
 	for i, t := range taken {
 		of, settling := *f, map[string]any{"taken": t.Count, "used": used[i]}
-		of.byName = f.byName && (f.limits == nil || f.catalog.For(f.limits[ratelimit.NameOf(t.Limit)], t.Key).Limit == t.Limit)
+		of.byName = f.byName && !f.changed(t)
 		if of.byName {
 			settling["taken_at"] = f.takenAt[r]
 		}
@@ -361,6 +365,11 @@ func (f *functions) Settle(ctx context.Context, r *ratelimit.Receipt, used ...fl
 	}
 	f.taken[r] = nil
 	return result, nil
+}
+
+// changed reports whether the catalog has another definition by now than that by which was taken.
+func (f *functions) changed(taken ratelimit.Request) bool {
+	return f.limits != nil && f.catalog.For(f.limits[ratelimit.NameOf(taken.Limit)], taken.Key).Limit != taken.Limit
 }
 
 func (f *functions) Cancel(ctx context.Context, r *ratelimit.Receipt) (bool, error) {
@@ -409,7 +418,7 @@ func TestFunctionScenarios(t *testing.T) {
 func TestFunctionHistories(t *testing.T) {
 	pgtest.Long(t)
 	const calls = 60
-	seeds := uint64(16)
+	seeds := uint64(300)
 	if testing.Short() {
 		seeds = 8
 	}
@@ -429,7 +438,11 @@ func TestFunctionHistories(t *testing.T) {
 			if byName {
 				// A credit brings a row in memory to its instant, and one in PostgreSQL not, which
 				// the other limits that the row has had here show once the clock goes back.
-				h.onward = true
+				h.onward, h.moves = true, seed%2 == 0
+				h.limits = append(h.limits, quota(h))
+				h.keeps = func(taken ratelimit.Result) bool {
+					return !h.moves || !slices.ContainsFunc(taken.Each(), func(s ratelimit.Status) bool { return !plain(s.Request.Limit) })
+				}
 				if err := f.anew(t.Context(), h.limits); err != nil {
 					t.Fatal(err)
 				}
@@ -439,6 +452,7 @@ func TestFunctionHistories(t *testing.T) {
 						overridden++
 					}
 					for i, r := range requests {
+						r.Limit = f.limits[ratelimit.NameOf(r.Limit)]
 						requests[i] = f.catalog.Resolve(r)
 					}
 					return err
@@ -450,11 +464,13 @@ func TestFunctionHistories(t *testing.T) {
 				}
 			}
 			for _, taken := range f.taken {
+				for _, r := range taken { kindsTaken[ratelimit.NameOf(r.Limit)]++ }
 				if took++; len(taken) > 1 {
 					several++
 				}
 			}
 		}
+		t.Log(kindsTaken)
 		if least := 5 * int(seeds); took < least || several < int(seeds) || byName && overridden < int(seeds) {
 			t.Errorf("the functions took %d times, %d of several limits, with %d overrides, want at least %d, %d, %[5]d", took, several, overridden, least, seeds)
 		}
@@ -468,7 +484,23 @@ func (f *functions) anew(ctx context.Context, limits []ratelimit.Limit) error {
 		f.limits[ratelimit.NameOf(limit)] = limit
 	}
 	_, err := f.pool.Exec(ctx, "TRUNCATE "+f.schema+".rate_limit_definitions")
-	return errors.Join(err, f.catalog.Publish(ctx, limits...), f.catalog.Refresh(ctx))
+	for _, limit := range limits {
+		err = errors.Join(err, f.write(ctx, limit.Definition()))
+	}
+	return errors.Join(err, f.catalog.Refresh(ctx))
+}
+
+// quota is a random one by the calendar, and at random instants a history with it leaps.
+func quota(h *history) ratelimit.Limit {
+	h.leaps = true
+	rate := pick(h.rand, 3, 10, 7.77)
+	return ratelimit.FixedWindow{
+		Name: "quota", Rate: rate, Capacity: rate * pick(h.rand, 1, 1, 2.5, 90), MaxReserved: 3 * rate,
+		Every:  pick(h.rand, ratelimit.Day, 5*ratelimit.Day, ratelimit.Week, 2*ratelimit.Week, ratelimit.Month, 3*ratelimit.Month, ratelimit.Year),
+		Zone:   pick(h.rand, "UTC", "Europe/Berlin", "America/New_York", "Asia/Beirut", "Pacific/Auckland"),
+		Anchor: ratelimit.DateOf(usual.AddDate(0, 0, h.rand.IntN(800)-400)),
+		Time:   pick(h.rand, 0, 9*time.Hour, 150*time.Minute),
+	}
 }
 
 // override changes an override of one of a history's limits now and then.
@@ -476,15 +508,25 @@ func (f *functions) override(ctx context.Context, h *history) (changed bool, err
 	if h.rand.IntN(4) > 0 {
 		return false, nil
 	}
-	limit := pick(h.rand, h.limits...)
-	d := limit.Definition()
-	if d.Kind == ratelimit.KindSlidingWindow {
+	i := h.rand.IntN(len(h.limits))
+	d := h.limits[i].Definition()
+	if !plain(h.limits[i]) && !h.moves {
 		return false, nil
+	}
+	if d.Every != 0 && h.rand.IntN(2) == 0 {
+		moved := quota(h).Definition()
+		moved.Rate, moved.Capacity, moved.MaxReserved, moved.Every, moved.Period = d.Rate, d.Capacity, d.MaxReserved, d.Every, d.Period
+		h.limits[i] = moved.Limit()
+		f.limits[d.Name] = h.limits[i]
+		return true, errors.Join(f.write(ctx, moved), f.catalog.Refresh(ctx))
 	}
 	o := catalog.Override{
 		Rate: pick(h.rand, 0, d.Rate*2, d.Rate/2), Capacity: pick(h.rand, 0, ratelimit.None, max(1, d.Rate*3)),
 		MaxReserved: pick(h.rand, 0, ratelimit.None, d.Rate), Switch: pick(h.rand, catalog.On, catalog.On, catalog.On, catalog.Off),
 		Clear: catalog.AllFields,
+	}
+	if d.Kind == ratelimit.KindSlidingWindow {
+		o.Rate, o.Capacity, o.Slots = pick(h.rand, 0, d.Rate*2, max(1, d.Rate/2)), 0, pick(h.rand, 0, 1, 5, 12)
 	}
 	if h.rand.IntN(4) == 0 {
 		o.Until = h.now.Add(d.Period / 2)
@@ -731,3 +773,5 @@ func TestFunctionsDown(t *testing.T) {
 		t.Error("the table is gone")
 	}
 }
+
+var kindsTaken = map[string]int{}

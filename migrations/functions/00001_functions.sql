@@ -1073,6 +1073,10 @@ BEGIN
 			USING ERRCODE = 'numeric_value_out_of_range';
 	END IF;
 	d := @schema@.rate_limit_shard(r);
+	IF reserve AND r.shards > 1 AND r.count > d.rate AND d.slots IS NOT NULL THEN
+		RAISE EXCEPTION 'rate limit %: count %: a reservation from several shards of a sliding window is left to the library in Go', quote_literal(r.name), r.count
+			USING ERRCODE = 'feature_not_supported';
+	END IF;
 
 	-- The row itself grants, or one of two shards. When it does not it is looked at, and tells what to
 	-- answer or, since the row is not as its definition writes it, what to take.
@@ -1083,7 +1087,7 @@ BEGIN
 		shard := floor(random() * r.shards);
 		took := @schema@.rate_limit_try_apart(d, shard, reserve);
 		IF took.ts IS NULL THEN
-			took := @schema@.rate_limit_try_apart(d, ((shard + 1 + floor(random() * (r.shards - 1))) % r.shards)::int, reserve);
+			took := @schema@.rate_limit_try_apart(d, (shard + 1 + floor(random() * (r.shards - 1))::int) % r.shards, reserve);
 		END IF;
 	END IF;
 	IF took.ts IS NOT NULL THEN
