@@ -418,7 +418,7 @@ func TestFunctionScenarios(t *testing.T) {
 func TestFunctionHistories(t *testing.T) {
 	pgtest.Long(t)
 	const calls = 60
-	seeds := uint64(300)
+	seeds := uint64(16)
 	if testing.Short() {
 		seeds = 8
 	}
@@ -428,7 +428,7 @@ func TestFunctionHistories(t *testing.T) {
 		clock := func() time.Time { return h.now }
 		f := withFunctions(t, db, clock)
 		f.byName = byName
-		took, several, overridden := 0, 0, 0
+		took, several, overridden, kinds := 0, 0, 0, map[string]int{}
 		for seed := range seeds {
 			h = newHistory(seed)
 			h.limits = h.limits[:2+h.rand.IntN(2)]
@@ -464,13 +464,19 @@ func TestFunctionHistories(t *testing.T) {
 				}
 			}
 			for _, taken := range f.taken {
-				for _, r := range taken { kindsTaken[ratelimit.NameOf(r.Limit)]++ }
+				for _, r := range taken {
+					kinds[ratelimit.NameOf(r.Limit)]++
+				}
 				if took++; len(taken) > 1 {
 					several++
 				}
 			}
 		}
-		t.Log(kindsTaken)
+		for _, name := range []string{"bucket", "window", "sliding", "quota"} {
+			if byName && kinds[name] == 0 {
+				t.Errorf("the functions took from %v, want also from %s", kinds, name)
+			}
+		}
 		if least := 5 * int(seeds); took < least || several < int(seeds) || byName && overridden < int(seeds) {
 			t.Errorf("the functions took %d times, %d of several limits, with %d overrides, want at least %d, %d, %[5]d", took, several, overridden, least, seeds)
 		}
@@ -773,5 +779,3 @@ func TestFunctionsDown(t *testing.T) {
 		t.Error("the table is gone")
 	}
 }
-
-var kindsTaken = map[string]int{}

@@ -229,9 +229,10 @@ func TestNamedShards(t *testing.T) {
 			f, memory := withFunctions(t, pgtest.New(t), clock), memstore.New(clock)
 			f.byName = true
 			h := &history{rand: rand.New(rand.NewPCG(1, 7)), limits: []ratelimit.Limit{limit}, stores: [2]ratelimit.Store{f, memory}}
-			refused := 0
+			refused, settles := 0, false
 			for n := range 200 {
 				if h.rand.IntN(20) == 0 { // shards are full at different times: they begin anew
+					settles = !settles // what is credited takes the room of what would be settled
 					now = now.Add(time.Duration(h.rand.Int64N(int64(40 * 24 * time.Hour)))).Truncate(time.Microsecond)
 					if err := errors.Join(f.Reset(t.Context(), limit, "k"), memory.Reset(t.Context(), limit, "k")); err != nil {
 						t.Fatal(err)
@@ -239,7 +240,7 @@ func TestNamedShards(t *testing.T) {
 					h.taken = nil
 				}
 				verb, request := pick(h.rand, "allow", "allow", "allow", "check", "reserve", "credit", "settle"), limit.ForN("k", pick(h.rand, 0, 1, 2.5, 7, 12))
-				if verb == "settle" && h.taken == nil || verb == "reserve" && limit.Definition().Kind == ratelimit.KindSlidingWindow {
+				if verb == "credit" && settles || verb == "settle" && (!settles || len(h.taken) == 0) || verb == "reserve" && limit.Definition().Kind == ratelimit.KindSlidingWindow {
 					verb = "allow"
 				}
 				place, share := h.rand.IntN(len(h.taken)+1)%max(len(h.taken), 1), h.rand.Float64()*3

@@ -356,6 +356,52 @@ BEGIN
 END
 $body$;
 
+-- An edge of a quota by the calendar.
+CREATE FUNCTION @schema@.rate_limit_edge(d @schema@.rate_limit_request, n bigint) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $body$
+	SELECT @schema@.rate_limit_at(@schema@.rate_limits_edge(d.every, d.zone, d.anchor, d."time", n))
+$body$;
+
+-- The number of the last edge up to an instant: rate_limits_edges, which is planned for each call. And
+-- that edge, and the next one.
+CREATE FUNCTION @schema@.rate_limit_last_edge(d @schema@.rate_limit_request, at timestamptz, OUT n bigint, OUT last timestamptz, OUT next timestamptz) RETURNS record LANGUAGE plpgsql IMMUTABLE AS $body$
+DECLARE
+	day   date := at AT TIME ZONE 'UTC';
+	units float8 := coalesce(substring(d.every, '^[0-9]+')::int, 1) * CASE substring(d.every, '[a-z]') WHEN 'w' THEN 7 WHEN 'y' THEN 12 ELSE 1 END;
+BEGIN
+	n := floor(CASE WHEN d.every ~ 'day|week' THEN day - d.anchor ELSE 12 * (date_part('year', day) - date_part('year', d.anchor)) + date_part('month', day) - date_part('month', d.anchor) END / units);
+	last := @schema@.rate_limit_edge(d, n);
+	WHILE last > at LOOP
+		n := n - 1;
+		next := last;
+		last := @schema@.rate_limit_edge(d, n);
+	END LOOP;
+	WHILE next IS NULL OR next <= at LOOP
+		last := coalesce(next, last);
+		n := n + CASE WHEN next IS NULL THEN 0 ELSE 1 END;
+		next := @schema@.rate_limit_edge(d, n + 1);
+	END LOOP;
+END
+$body$;
+
+-- For how long after an edge a row stands on it: as long as time zones are apart, and of single days
+-- for summer time.
+CREATE FUNCTION @schema@.rate_limit_standing(d @schema@.rate_limit_request) RETURNS interval LANGUAGE sql IMMUTABLE AS $body$
+	SELECT CASE WHEN d.every ~ '^(1 )?days?$' THEN interval '3 hours' ELSE interval '26 hours' END
+$body$;
+
+-- The number of the edge that a row has had, as rate_limits_had, and the next one.
+CREATE FUNCTION @schema@.rate_limit_had_edge(d @schema@.rate_limit_request, ts timestamptz, OUT n bigint, OUT next timestamptz) RETURNS record LANGUAGE plpgsql IMMUTABLE AS $body$
+DECLARE
+	last timestamptz;
+BEGIN
+	SELECT e.n, e.last, e.next INTO n, last, next FROM @schema@.rate_limit_last_edge(d, ts) AS e;
+	IF ts - last > @schema@.rate_limit_standing(d) THEN
+		n := n + 1;
+		next := @schema@.rate_limit_edge(d, n + 1);
+	END IF;
+END
+$body$;
+
 -- An edge of a window's fresh row, or of its slots, before every instant that it is asked about.
 CREATE FUNCTION @schema@.rate_limit_origin(name text, key text, period float8, start timestamptz) RETURNS timestamptz LANGUAGE plpgsql IMMUTABLE AS $body$
 DECLARE
@@ -372,8 +418,7 @@ $body$;
 CREATE FUNCTION @schema@.rate_limit_origin(d @schema@.rate_limit_request, now timestamptz) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $body$
 BEGIN
 	IF d.every IS NOT NULL THEN
-		RETURN @schema@.rate_limit_at(@schema@.rate_limits_edge(d.every, d.zone, d.anchor, d."time",
-			@schema@.rate_limits_edges(d.every, d.zone, d.anchor, d."time", @schema@.rate_limit_micros(now))));
+		RETURN (@schema@.rate_limit_last_edge(d, now)).last;
 	ELSIF d.kind = 'token bucket' THEN
 		RETURN now;
 	END IF;
@@ -401,18 +446,18 @@ $body$;
 -- A row brought to an instant.
 CREATE FUNCTION @schema@.rate_limit_refilled(d @schema@.rate_limit_request, s @schema@.rate_limit_state, now timestamptz) RETURNS @schema@.rate_limit_state LANGUAGE plpgsql STABLE AS $body$
 DECLARE
-	last   bigint;
-	passed bigint;
-	tick   timestamptz;
+	had  record;
+	last record;
+	tick timestamptz;
 BEGIN
 	IF d.slots IS NOT NULL THEN
 		RETURN @schema@.rate_limit_slid(d, s, now);
 	ELSIF d.every IS NOT NULL THEN
-		last := @schema@.rate_limits_edges(d.every, d.zone, d.anchor, d."time", @schema@.rate_limit_micros(now));
-		passed := last - @schema@.rate_limits_had(d.every, d.zone, d.anchor, d."time", @schema@.rate_limit_micros(s.ts));
-		IF passed > 0 THEN
-			s.value := s.value + passed * d.rate;
-			s.ts := @schema@.rate_limit_at(@schema@.rate_limits_edge(d.every, d.zone, d.anchor, d."time", last));
+		had := @schema@.rate_limit_had_edge(d, s.ts);
+		IF had.next <= now THEN
+			last := @schema@.rate_limit_last_edge(d, now);
+			s.value := s.value + (last.n - had.n) * d.rate;
+			s.ts := last.last;
 		END IF;
 	ELSE
 		tick := greatest(s.ts, date_bin(@schema@.rate_limit_tick(d) * interval '1 microsecond', now, s.ts));
@@ -428,11 +473,14 @@ $body$;
 CREATE FUNCTION @schema@.rate_limit_reach(d @schema@.rate_limit_request, ts timestamptz, n float8) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $body$
 DECLARE
 	period float8 := @schema@.rate_limit_period(d);
+	had    record;
 BEGIN
+	IF d.every IS NOT NULL AND n / d.rate * period <= 12614400000000000 THEN
+		had := @schema@.rate_limit_had_edge(d, ts);
+		RETURN CASE WHEN n <= d.rate THEN had.next ELSE @schema@.rate_limit_edge(d, had.n + ceil(n / d.rate)::int8) END;
+	END IF;
 	RETURN CASE
 		WHEN n / d.rate * period > 12614400000000000 THEN ts + interval '3504000 hours'
-		WHEN d.every IS NOT NULL THEN @schema@.rate_limit_at(@schema@.rate_limits_edge(d.every, d.zone, d.anchor, d."time",
-			@schema@.rate_limits_had(d.every, d.zone, d.anchor, d."time", @schema@.rate_limit_micros(ts)) + greatest(ceil(n / d.rate), 1)::int8))
 		WHEN d.kind = 'fixed window' THEN ts + greatest(ceil(n / d.rate), 1) * period * interval '1 microsecond'
 		WHEN n = 0 THEN ts + @schema@.rate_limit_tick(d) * interval '1 microsecond'
 		ELSE ts + ceil(n * period / d.rate) * interval '1 microsecond'
@@ -801,19 +849,18 @@ END
 $body$;
 
 -- The edges around now that a calendar's take receives, and beside each the first instant of a row
--- that has had it: see calendar.go.
+-- that has had it: see calendar.go. They are by the clock that decides, so none are to spare.
 CREATE FUNCTION @schema@.rate_limit_edges(d @schema@.rate_limit_request, OUT edges timestamptz[], OUT had timestamptz[]) RETURNS record LANGUAGE plpgsql AS $body$
 DECLARE
-	past   bigint := least(ceil(d.capacity / d.rate), 64) + 3;
-	last   bigint := @schema@.rate_limits_edges(d.every, d.zone, d.anchor, d."time", @schema@.rate_limit_micros(clock_timestamp()));
-	before bigint := @schema@.rate_limits_edge(d.every, d.zone, d.anchor, d."time", last - past - 1);
-	slack  bigint := CASE WHEN d.every ~ '^(1 )?days?$' THEN 10800000000 ELSE 93600000000 END;
-	at     bigint;
+	now    record := @schema@.rate_limit_last_edge(d, clock_timestamp());
+	first  bigint := now.n - least(ceil(d.capacity / d.rate), 64)::int8;
+	before timestamptz := @schema@.rate_limit_edge(d, first - 1);
+	at     timestamptz;
 BEGIN
-	FOR n IN last - past .. last + 3 LOOP
-		at := @schema@.rate_limits_edge(d.every, d.zone, d.anchor, d."time", n);
-		edges := edges || @schema@.rate_limit_at(at);
-		had := had || @schema@.rate_limit_at(least(before + slack + 1, at));
+	FOR n IN first .. now.n + 2 LOOP
+		at := CASE n WHEN now.n THEN now.last WHEN now.n + 1 THEN now.next ELSE @schema@.rate_limit_edge(d, n) END;
+		edges := edges || at;
+		had := had || least(before + @schema@.rate_limit_standing(d) + interval '1 microsecond', at);
 		before := at;
 	END LOOP;
 END
@@ -1150,8 +1197,9 @@ BEGIN
 	d := @schema@.rate_limit_shard(r);
 	r.count := CASE WHEN spend > 0 THEN spend ELSE give END;
 	SELECT array[r.count] AS counts INTO found;
-	seen := @schema@.rate_limit_seen(d);
+	SELECT array[NULL::@schema@.rate_limit_state] AS states, clock_timestamp() AS at INTO seen;
 	IF r.shards > 1 THEN
+		seen := @schema@.rate_limit_seen(d);
 		held := ARRAY(SELECT (@schema@.rate_limit_refilled(d, u, seen.at)).value FROM unnest(seen.states) AS u);
 		IF spend = 0 THEN -- to the emptiest first
 			held := ARRAY(SELECT d.capacity - v FROM unnest(held) AS v);
@@ -1178,7 +1226,7 @@ BEGIN
 				SELECT * INTO l FROM @schema@.rate_limit_bucket_give(d.name, d.key, i - 1, d.capacity, found.counts[i], NULL, d.rate, @schema@.rate_limit_period(d),
 					CASE WHEN credit OR r.shards > 1 THEN d.capacity ELSE 1.7976931348623157e308 END, 0, NULL);
 			ELSE
-				SELECT * INTO l FROM @schema@.rate_limit_window_give(d.name, d.key, i - 1, d.capacity, found.counts[i], @schema@.rate_limit_period(d), NULL, @schema@.rate_limit_origin(d, seen.at),
+				SELECT * INTO l FROM @schema@.rate_limit_window_give(d.name, d.key, i - 1, d.capacity, found.counts[i], @schema@.rate_limit_period(d), NULL, @schema@.rate_limit_origin(d, clock_timestamp()),
 					CASE WHEN credit OR r.shards > 1 THEN d.capacity ELSE 1.7976931348623157e308 END, 0, NULL);
 			END IF;
 			s := ROW(l.value, l.ts, l.paused, l.slots);
@@ -1860,6 +1908,10 @@ $functions$, '@schema@', home);
 	@schema@.rate_limit_hash(bytea),
 	@schema@.rate_limit_signed(numeric),
 	@schema@.rate_limit_phase(text, text, float8),
+	@schema@.rate_limit_edge(@schema@.rate_limit_request, bigint),
+	@schema@.rate_limit_last_edge(@schema@.rate_limit_request, timestamptz),
+	@schema@.rate_limit_standing(@schema@.rate_limit_request),
+	@schema@.rate_limit_had_edge(@schema@.rate_limit_request, timestamptz),
 	@schema@.rate_limit_origin(text, text, float8, timestamptz),
 	@schema@.rate_limit_origin(@schema@.rate_limit_request, timestamptz),
 	@schema@.rate_limit_fresh(@schema@.rate_limit_request, timestamptz),
@@ -1977,6 +2029,10 @@ DROP FUNCTION
 	@schema@.rate_limit_hash(bytea),
 	@schema@.rate_limit_signed(numeric),
 	@schema@.rate_limit_phase(text, text, float8),
+	@schema@.rate_limit_edge(@schema@.rate_limit_request, bigint),
+	@schema@.rate_limit_last_edge(@schema@.rate_limit_request, timestamptz),
+	@schema@.rate_limit_standing(@schema@.rate_limit_request),
+	@schema@.rate_limit_had_edge(@schema@.rate_limit_request, timestamptz),
 	@schema@.rate_limit_origin(text, text, float8, timestamptz),
 	@schema@.rate_limit_origin(@schema@.rate_limit_request, timestamptz),
 	@schema@.rate_limit_fresh(@schema@.rate_limit_request, timestamptz),
