@@ -240,7 +240,7 @@ func TestNamedShards(t *testing.T) {
 					h.taken = nil
 				}
 				verb, request := pick(h.rand, "allow", "allow", "allow", "check", "reserve", "credit", "settle"), limit.ForN("k", pick(h.rand, 0, 1, 2.5, 7, 12))
-				if verb == "credit" && settles || verb == "settle" && (!settles || len(h.taken) == 0) || verb == "reserve" && limit.Definition().Kind == ratelimit.KindSlidingWindow {
+				if verb == "credit" && settles || verb == "settle" && (!settles || len(h.taken) == 0) || verb != "allow" && verb != "credit" && verb != "settle" && limit.Definition().Kind == ratelimit.KindSlidingWindow {
 					verb = "allow"
 				}
 				place, share := h.rand.IntN(len(h.taken)+1)%max(len(h.taken), 1), h.rand.Float64()*3

@@ -357,8 +357,10 @@ END
 $body$;
 
 -- An edge of a quota by the calendar.
-CREATE FUNCTION @schema@.rate_limit_edge(d @schema@.rate_limit_request, n bigint) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $body$
-	SELECT @schema@.rate_limit_at(@schema@.rate_limits_edge(d.every, d.zone, d.anchor, d."time", n))
+CREATE FUNCTION @schema@.rate_limit_edge(d @schema@.rate_limit_request, n bigint) RETURNS timestamptz LANGUAGE plpgsql IMMUTABLE AS $body$
+BEGIN
+	RETURN @schema@.rate_limit_at(@schema@.rate_limits_edge(d.every, d.zone, d.anchor, d."time", n));
+END
 $body$;
 
 -- The number of the last edge up to an instant: rate_limits_edges, which is planned for each call. And
