@@ -29,6 +29,9 @@ type keeping struct {
 	pending []pending       // of the limit, as they were read
 	version int64           // of the limit's history
 	at      time.Time       // by which rows are marked
+
+	most   *pending // of an edit for all keys: what is pending of most of them
+	paused []string // of an edit for all keys: those whose rows could not be marked
 }
 
 // holds returns the limits of a key before and after the edit.
@@ -69,7 +72,7 @@ func (k *keeping) left(before *ratelimit.Status, to ratelimit.Limit, within time
 	l := &Left{Before: before.Value, Of: was.Capacity, AfterOf: d.Capacity, After: before.Value + d.Capacity - was.Capacity}
 	if d.Kind != ratelimit.KindSlidingWindow {
 		l.After = min(d.Capacity, max(l.After, min(before.Value, 0)))
-		if l.After > was.Capacity && l.Before < was.Capacity {
+		if d.Capacity > was.Capacity {
 			l.Within = within
 		}
 	}
@@ -139,14 +142,19 @@ func (c *Catalog) keepKey(ctx context.Context, tx pgx.Tx, name, key string, by *
 }
 
 // unchanged is errAgain if a limit was edited, or its rows were marked by somebody else, since an edit
-// of it was decided.
-func (c *Catalog) unchanged(ctx context.Context, tx pgx.Tx, k *keeping) error {
-	known, version, _, err := c.table.pending(ctx, tx, k.edit.Name, c.config.Clock)
+// of it was decided, which has since replaced what is pending of some keys itself.
+func (c *Catalog) unchanged(ctx context.Context, tx pgx.Tx, k *keeping, replaced ...string) error {
+	others, version, err := c.table.pendingOfOthers(ctx, tx, k)
 	if err != nil {
 		return err
 	}
-	known = slices.DeleteFunc(known, func(p pending) bool { return p.mark.Equal(k.at) || p.mark.Equal(apart(k.at)) })
-	if version != k.version || !slices.EqualFunc(known, k.pending, func(a, b pending) bool { return a.id == b.id }) {
+	var known []string
+	for _, p := range k.pending {
+		if !slices.Contains(replaced, p.key) && !slices.ContainsFunc(k.own(), p.mark.Equal) {
+			known = append(known, p.id)
+		}
+	}
+	if version != k.version || !slices.Equal(others, known) {
 		return errAgain
 	}
 	return nil
@@ -154,6 +162,9 @@ func (c *Catalog) unchanged(ctx context.Context, tx pgx.Tx, k *keeping) error {
 
 // apart is the mark of rows of an edit for all keys that are measured otherwise than most.
 func apart(mark time.Time) time.Time { return mark.Add(time.Microsecond) }
+
+// own returns the marks of an edit.
+func (k *keeping) own() []time.Time { return []time.Time{k.at, apart(k.at)} }
 
 // unlike returns an instant for a mark that no other rows have, also by a clock that was set back.
 func unlike(at time.Time, known []pending) time.Time {
@@ -318,7 +329,7 @@ func (c *Catalog) replace(ctx context.Context, all []ratelimit.Replacement) ([]r
 // keepAll makes an edit for all keys: what is pending, then the rows in batches, which are marked, and
 // then the definition. If the process dies between, the rows are raised, when that is due, to what holds
 // then: that is as it was before.
-func (c *Catalog) keepAll(ctx context.Context, name string, by *Override, agreed *Edit) (Edit, error) {
+func (c *Catalog) keepAll(ctx context.Context, name string, by *Override, agreed *Edit) (made Edit, err error) {
 	known, version, at, err := c.table.pending(ctx, c.table.pool, name, c.config.Clock)
 	if err == nil {
 		err = c.Refresh(ctx)
@@ -331,41 +342,111 @@ func (c *Catalog) keepAll(ctx context.Context, name string, by *Override, agreed
 		return Edit{}, err
 	}
 	k.version, k.at, k.pending = version, unlike(at, known), known
-	own := &pending{}
 	if from, to := k.holds(AllKeys, c.config.Clock); k.limit != nil && changes(from, to) { // and not a mode
 		r := k.replacement(AllKeys, from, to, false)
-		if own = k.record(&r); r.By != nil {
-			err = c.begin(ctx, own, &k)
+		if k.most = k.record(&r); r.By != nil {
+			err = c.begin(ctx, &k)
 		}
 		if err == nil {
-			err = c.eachKeys(ctx, k.limit, func(keys []string) error { return c.keepKeys(ctx, &k, own, to, keys) })
+			err = c.eachKeys(ctx, k.limit, func(keys []string) error {
+				return c.besideEdits(ctx, &k, by, agreed, func() error { return c.keepKeys(ctx, &k, keys) })
+			})
 		}
 		if err != nil {
 			return Edit{}, err
 		}
 	}
-	var made Edit
-	err = pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) (err error) {
-		made, err = c.write(ctx, tx, name, AllKeys, by, agreed, func() error { return c.unchanged(ctx, tx, &k) })
-		if err == nil && len(own.by) > 0 {
-			if err = c.putOff(ctx, tx, own, c.within()); err == nil {
-				_, err = tx.Exec(ctx, c.table.sql(dropPending), name, nil, own.mark) // their rows are marked anew
-			}
-		}
+	err = c.besideEdits(ctx, &k, by, agreed, func() (err error) {
+		made, err = c.define(ctx, &k, by, agreed)
 		return err
 	})
 	return made, err
 }
 
+// besideEdits runs a part of an edit for all keys. If keys were edited meanwhile, their rows are marked
+// anew, and it runs again: of a limit with many keys, one is edited before all are marked. It is errAgain if
+// more has changed than keys.
+func (c *Catalog) besideEdits(ctx context.Context, k *keeping, by *Override, agreed *Edit, do func() error) error {
+	for {
+		if err := do(); !errors.Is(err, errAgain) || !k.most.marks() {
+			return err
+		}
+		known, version, _, err := c.table.pending(ctx, c.table.pool, k.edit.Name, c.config.Clock)
+		if err != nil {
+			return err
+		}
+		keys, err := c.table.changedSince(ctx, k.edit.Name, k.version)
+		if err == nil {
+			err = c.Refresh(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		if slices.Contains(keys, AllKeys) || !slices.ContainsFunc(known, func(p pending) bool { return p.id == k.most.id }) {
+			return errAgain
+		}
+		plan, err := c.planned(c.view.Load(), k.edit.Name, AllKeys, by, agreed)
+		if err != nil {
+			return err
+		}
+		seen := k.version
+		k.edit, k.limit, k.pending, k.version = plan.edit, plan.limit, known, version
+		for some := range slices.Chunk(keys, keptAtOnce) {
+			if err = c.keepKeys(ctx, k, some); errors.Is(err, errAgain) {
+				k.version = seen
+				break
+			} else if err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// define writes the definition of an edit for all keys, once their rows are marked, and changes those
+// that could not be: they are paused. A cut is completed at once.
+func (c *Catalog) define(ctx context.Context, k *keeping, by *Override, agreed *Edit) (made Edit, err error) {
+	slices.Sort(k.paused)
+	k.paused = slices.Compact(k.paused)
+	do := func(ctx context.Context, tx pgx.Tx) error {
+		done, err := c.replaceKeys(ctx, tx, k, k.paused, true)
+		if err != nil {
+			return err
+		}
+		made, err = c.write(ctx, tx, k.edit.Name, AllKeys, by, agreed, func() error { return c.unchanged(ctx, tx, k, done.apart...) })
+		if err != nil || !k.most.marks() {
+			return err
+		}
+		after := c.within()
+		if k.most.cuts() {
+			after = leased
+		}
+		if err = c.putOff(ctx, tx, k.most, after); err == nil {
+			err = c.table.release(ctx, tx, k.most.name, time.Time{}, c.within(), c.config.Clock)
+		}
+		return err
+	}
+	if len(k.paused) > 0 {
+		err = c.config.Store.ReplaceFunc(ctx, k.limit, k.paused, do)
+	} else {
+		err = pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error { return do(ctx, tx) })
+	}
+	if err == nil && k.most.cuts() {
+		if _, failed := c.complete(ctx, k.most); failed == nil { // otherwise others do
+			_, _ = c.Complete(ctx)
+		}
+	}
+	return made, err
+}
+
 // begin writes what is pending of an edit, before any row has its mark.
-func (c *Catalog) begin(ctx context.Context, own *pending, k *keeping) error {
+func (c *Catalog) begin(ctx context.Context, k *keeping) error {
 	return pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error {
 		err := c.table.lock(ctx, tx)
 		if err == nil {
 			err = c.unchanged(ctx, tx, k)
 		}
 		if err == nil {
-			err = c.table.addPending(ctx, tx, own, leased, c.config.Clock)
+			err = c.table.addPending(ctx, tx, k.most, leased, c.config.Clock)
 		}
 		return err
 	})
@@ -380,34 +461,64 @@ func (c *Catalog) putOff(ctx context.Context, tx pgx.Tx, p *pending, after time.
 	return err
 }
 
-// keepKeys makes an edit for all keys of some. A key whose override leaves it concerned, but measured
-// otherwise, is pending by itself.
-func (c *Catalog) keepKeys(ctx context.Context, k *keeping, own *pending, to ratelimit.Limit, keys []string) error {
-	return c.config.Store.ReplaceFunc(ctx, k.limit, keys, func(ctx context.Context, tx pgx.Tx) error {
-		var all []ratelimit.Replacement
-		var others []*pending
-		for _, key := range keys {
-			is, will := k.holds(key, c.config.Clock)
-			if !changes(is, will) {
-				continue
-			}
-			r := k.replacement(key, is, will, false)
-			if will != to && r.By != nil {
-				r.Mark = apart(r.Mark)
-				others = append(others, k.record(&r))
-			}
-			all = append(all, r)
+// keepKeys marks the rows of some keys, and remembers those that are paused, which nobody takes from: they
+// are changed with the definition.
+func (c *Catalog) keepKeys(ctx context.Context, k *keeping, keys []string) error {
+	var done replaced
+	err := c.config.Store.ReplaceFunc(ctx, k.limit, keys, func(ctx context.Context, tx pgx.Tx) (err error) {
+		if done, err = c.replaceKeys(ctx, tx, k, keys, false); err == nil {
+			err = c.unchanged(ctx, tx, k, done.apart...)
 		}
-		if _, err := c.config.Store.ReplaceTx(ctx, tx, all...); err != nil {
-			return err
-		}
-		err := c.unchanged(ctx, tx, k)
-		for i := 0; i < len(others) && err == nil; i++ {
-			err = c.table.putPending(ctx, tx, others[i], leased, c.config.Clock)
-		}
-		if err == nil && len(own.by) > 0 {
-			err = c.putOff(ctx, tx, own, leased)
+		if err == nil && k.most.marks() {
+			err = c.putOff(ctx, tx, k.most, leased)
 		}
 		return err
 	})
+	if err == nil {
+		k.paused = append(k.paused, done.paused...)
+		k.pending = slices.DeleteFunc(k.pending, func(p pending) bool { return slices.Contains(done.apart, p.key) })
+	}
+	return err
+}
+
+// replaced is keys of an edit for all keys: those that are paused, and those that are pending by themselves.
+type replaced struct{ paused, apart []string }
+
+// replaceKeys changes the rows of some keys of an edit for all keys. Until the definition is sure, one that
+// cannot be marked stays as it is. A key whose override leaves it concerned, but measured otherwise, is
+// pending by itself.
+func (c *Catalog) replaceKeys(ctx context.Context, tx pgx.Tx, k *keeping, keys []string, sure bool) (done replaced, err error) {
+	var all []ratelimit.Replacement
+	var others []*pending
+	for _, key := range keys {
+		is, will := k.holds(key, c.config.Clock)
+		if !changes(is, will) {
+			continue
+		}
+		r := k.replacement(key, is, will, sure)
+		if r.By != nil && !k.asMost(key, is, will) {
+			r.Mark = apart(r.Mark)
+			others, done.apart = append(others, k.record(&r)), append(done.apart, key)
+		}
+		if r.By != nil && !sure {
+			r.To = is
+		}
+		all = append(all, r)
+	}
+	statuses, err := c.config.Store.ReplaceTx(ctx, tx, all...)
+	for i := range statuses {
+		if s := &statuses[i]; all[i].By != nil && s.PausedUntil.After(s.At) {
+			done.paused = append(done.paused, s.Request.Key)
+		}
+	}
+	for i := 0; i < len(others) && err == nil; i++ {
+		err = c.table.putPending(ctx, tx, others[i], unsure, c.config.Clock)
+	}
+	return done, err
+}
+
+// asMost reports whether a key is measured as most keys of an edit are.
+func (k *keeping) asMost(key string, is, will ratelimit.Limit) bool {
+	return k.most.marks() && k.most.by[1] == is && k.most.by[2] == will &&
+		!slices.ContainsFunc(k.pending, func(p pending) bool { return p.key == key })
 }

@@ -16,6 +16,9 @@ const (
 
 	// leased is for how long nobody else completes what a process is at.
 	leased = 30 * time.Second
+
+	// unsure has a key's rows be due with those of the edit for all keys that marks them.
+	unsure = time.Duration(-1)
 )
 
 // pending is rows of a limit that have a mark: by what they are measured, until they are raised to
@@ -26,6 +29,14 @@ type pending struct {
 	key  string // or AllKeys
 	mark time.Time
 	by   []ratelimit.Limit
+}
+
+// marks reports whether rows have the mark.
+func (p *pending) marks() bool { return p != nil && len(p.by) > 0 }
+
+// cuts reports whether an edit for all keys takes from rows.
+func (p *pending) cuts() bool {
+	return p.marks() && p.by[2].Definition().Capacity < p.by[1].Definition().Capacity
 }
 
 // marked returns how rows of a key are measured that have marks.
@@ -67,6 +78,31 @@ func (t *table) pending(ctx context.Context, q querier, name string, clock func(
 	return all, version, at, fault("read what is pending", err)
 }
 
+// changedSince returns the keys of a limit that have changed since a version.
+const changedSince = `SELECT DISTINCT h.key FROM rate_limit_history AS h WHERE h.name = $1::text AND h.version > $2::int8`
+
+func (t *table) changedSince(ctx context.Context, name string, version int64) (keys []string, err error) {
+	rows, err := t.pool.Query(ctx, t.sql(changedSince), name, version)
+	var key *string
+	if err == nil {
+		_, err = pgx.ForEachRow(rows, []any{&key}, func() error { keys = append(keys, keyOf(key)); return nil })
+	}
+	return keys, fault("read what has changed", err)
+}
+
+const readPendingOfOthers = `SELECT (SELECT max(h.version) FROM rate_limit_history AS h WHERE h.name = $1::text),
+	array(SELECT p.id::text FROM rate_limit_pending AS p WHERE p.name = $1::text AND p.mark <> ALL ($2::timestamptz[]) ORDER BY p.id)`
+
+// pendingOfOthers reads which others are pending beside an edit, and the newest version of its limit.
+func (t *table) pendingOfOthers(ctx context.Context, q querier, k *keeping) (ids []string, version int64, err error) {
+	var newest *int64
+	rows, err := q.Query(ctx, t.sql(readPendingOfOthers), k.edit.Name, k.own())
+	if err == nil {
+		_, err = pgx.ForEachRow(rows, []any{&newest, &ids}, func() error { return nil })
+	}
+	return ids, or(newest), fault("read what is pending", err)
+}
+
 // limitsOf reads limits as they are stored.
 func limitsOf(text []byte) (limits []ratelimit.Limit, err error) {
 	var all []ratelimit.Definition
@@ -80,12 +116,16 @@ func limitsOf(text []byte) (limits []ratelimit.Limit, err error) {
 }
 
 const (
-	dropPending = `DELETE FROM rate_limit_pending AS p WHERE p.name = $1::text AND (p.key = $2::text OR p.key IS NULL AND $2::text IS NULL) AND p.mark <> $3::timestamptz`
+	dropPending = `DELETE FROM rate_limit_pending AS p WHERE p.name = $1::text AND p.key = $2::text`
 	addPending  = `INSERT INTO rate_limit_pending AS p (name, key, mark, measured, due)
-VALUES ($2::text, $3::text, $4::timestamptz, $5::text::jsonb, ` + pendingNow + ` + $6::float8 * interval '1 microsecond')`
-	// Also of keys apart: see keepKeys.
+VALUES ($2::text, $3::text, $4::timestamptz, $5::text::jsonb, coalesce(` + pendingNow + ` + $6::float8 * interval '1 microsecond', 'infinity'))
+RETURNING p.id::text`
 	putOffPending = `UPDATE rate_limit_pending AS p SET due = ` + pendingNow + ` + $4::float8 * interval '1 microsecond'
-WHERE p.name = $2::text AND p.mark BETWEEN $3::timestamptz AND $3::timestamptz + interval '1 microsecond'`
+WHERE p.name = $2::text AND p.key IS NULL AND p.mark = $3::timestamptz`
+	// Keys that are pending beside an edit for all keys; of all such edits without a mark. A cut is due now.
+	releasePending = `UPDATE rate_limit_pending AS p SET due = ` + pendingNow + ` +
+	CASE WHEN replace(p.measured->2->>'capacity', 'none', '0')::float8 < replace(p.measured->1->>'capacity', 'none', '0')::float8 THEN 0 ELSE $4::float8 END * interval '1 microsecond'
+WHERE p.name = $2::text AND p.due = 'infinity' AND ($3::timestamptz IS NULL OR p.mark = $3::timestamptz)`
 	endPending   = `DELETE FROM rate_limit_pending AS p WHERE p.id = $1::uuid`
 	claimPending = `UPDATE rate_limit_pending AS p SET due = ` + pendingNow + ` + $2::float8 * interval '1 microsecond'
 WHERE p.id = (SELECT d.id FROM rate_limit_pending AS d WHERE d.due <= ` + pendingNow + ` ORDER BY d.due LIMIT 1 FOR UPDATE SKIP LOCKED)
@@ -94,7 +134,7 @@ RETURNING p.id::text, p.name, p.key, (extract(epoch FROM p.mark) * 1000000)::int
 
 // putPending writes what is pending of a key in place of what was, to be completed after a time.
 func (t *table) putPending(ctx context.Context, q querier, p *pending, after time.Duration, clock func() time.Time) error {
-	if _, err := q.Exec(ctx, t.sql(dropPending), p.name, keyArg(p.key), p.mark); err != nil || len(p.by) == 0 {
+	if _, err := q.Exec(ctx, t.sql(dropPending), p.name, p.key); err != nil || len(p.by) == 0 {
 		return fault("write what is pending", err)
 	}
 	return t.addPending(ctx, q, p, after, clock)
@@ -107,9 +147,24 @@ func (t *table) addPending(ctx context.Context, q querier, p *pending, after tim
 		all[i] = l.Definition()
 	}
 	text, err := json.Marshal(all)
-	if err == nil {
-		_, err = q.Exec(ctx, t.sql(addPending), clockArg(clock), p.name, keyArg(p.key), p.mark, string(text), float64(after.Microseconds()))
+	var due *float64
+	if after != unsure {
+		due = notZero(float64(after.Microseconds()))
 	}
+	var rows pgx.Rows
+	if err == nil {
+		rows, err = q.Query(ctx, t.sql(addPending), clockArg(clock), p.name, keyArg(p.key), p.mark, string(text), due)
+	}
+	if err == nil {
+		p.id, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[string])
+	}
+	return fault("write what is pending", err)
+}
+
+// release has keys that are pending beside an edit for all keys be due after a time, or beside all such
+// edits if the mark is zero.
+func (t *table) release(ctx context.Context, q querier, name string, mark time.Time, after time.Duration, clock func() time.Time) error {
+	_, err := q.Exec(ctx, t.sql(releasePending), clockArg(clock), name, orNull(mark), float64(after.Microseconds()))
 	return fault("write what is pending", err)
 }
 
@@ -228,7 +283,12 @@ func (c *Catalog) complete(ctx context.Context, p *pending) (keys int, err error
 	if err = c.eachKeys(ctx, limit, func(some []string) error { return raise(some, false) }); err != nil {
 		return keys, err
 	}
-	return keys, c.table.endPending(ctx, c.table.pool, p.id)
+	return keys, pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error {
+		if err := c.table.release(ctx, tx, p.name, apart(p.mark), 0, c.config.Clock); err != nil {
+			return err
+		}
+		return c.table.endPending(ctx, tx, p.id)
+	})
 }
 
 // eachKeys calls do with the keys of a limit that have rows, some at a time, in their order.
