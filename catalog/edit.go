@@ -35,24 +35,8 @@ func (c *Catalog) PublishTx(ctx context.Context, tx pgx.Tx, limits ...ratelimit.
 	all := make([]published, len(limits))
 	for i, l := range limits {
 		all[i].Definition = l.Definition()
-		if err := unknownEdges(&all[i].Definition); err != nil {
-			return err
-		}
 	}
 	return c.publish(ctx, tx, all)
-}
-
-// unknownEdges returns the error of a quota with edges that the catalog's table, and the views and
-// SQL functions that count by it, do not know: at a time of day, or of several units.
-func unknownEdges(d *ratelimit.Definition) error {
-	field, value := "Time", any(d.Time)
-	switch {
-	case d.Every == 0 || d.Time == 0 && slices.Contains([]ratelimit.Unit{ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Year}, d.Every):
-		return nil
-	case d.Time == 0:
-		field, value = "Every", d.Every
-	}
-	return &ratelimit.FieldError{Package: "catalog", Limit: d.Name, Field: field, Value: value, Reason: "is not for the catalog, whose quotas are of a day, a week, a month or a year, from midnight"}
 }
 
 // publish writes the definitions that differ, in one order, so that two programs that publish
