@@ -91,9 +91,10 @@ func (c *Catalog) Set(ctx context.Context, name, key string, o Override) (Edit, 
 }
 
 // SetTx is [Catalog.Set] inside tx: it holds once that has committed, and processes, this one
-// too, have looked. Until then no other edit begins. With a [Config.Store] it is not for [AllKeys].
+// too, have looked. Until then no other edit begins. With a [Config.Store] it is not for [AllKeys], since
+// the rows of all keys would be locked until tx ends. For several edits see [Catalog.SetEachTx].
 func (c *Catalog) SetTx(ctx context.Context, tx pgx.Tx, name, key string, o Override) (Edit, error) {
-	return c.keepTx(ctx, tx, name, key, &o)
+	return first(c.keepTx(ctx, tx, KeyEdit{name, key, &o}))
 }
 
 // Unset removes the override of a limit for one key, or for [AllKeys], so that the definition is
@@ -104,7 +105,7 @@ func (c *Catalog) Unset(ctx context.Context, name, key string) (Edit, error) {
 
 // UnsetTx is [Catalog.Unset] inside tx.
 func (c *Catalog) UnsetTx(ctx context.Context, tx pgx.Tx, name, key string) (Edit, error) {
-	return c.keepTx(ctx, tx, name, key, nil)
+	return first(c.keepTx(ctx, tx, KeyEdit{name, key, nil}))
 }
 
 // Preview returns what Set would do at this moment, or Unset if o is nil, and changes nothing. It
@@ -122,7 +123,7 @@ func (c *Catalog) Preview(ctx context.Context, name, key string, o *Override) (E
 		if err != nil {
 			return Edit{}, err
 		}
-		k.edit.Left = k.left(&statuses[0], to, c.within())
+		k.edit.Left = leftOf(&statuses[0], to, c.within())
 	}
 	return k.edit, nil
 }

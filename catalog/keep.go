@@ -30,7 +30,8 @@ type keeping struct {
 	version int64           // of the limit's history
 	at      time.Time       // by which rows are marked
 
-	most   *pending // of an edit for all keys: what is pending of most of them
+	left   *Left    // of a key
+	most   *pending // what is pending of it, or of most keys of an edit for all
 	paused []string // of an edit for all keys: those whose rows could not be marked
 }
 
@@ -66,8 +67,8 @@ func changes(from, to ratelimit.Limit) bool {
 	return a != b
 }
 
-// left returns what is left of a key by a status of before.
-func (k *keeping) left(before *ratelimit.Status, to ratelimit.Limit, within time.Duration) *Left {
+// leftOf returns what is left of a key by a status of before.
+func leftOf(before *ratelimit.Status, to ratelimit.Limit, within time.Duration) *Left {
 	d, was := to.Definition(), before.Request.Limit.Definition()
 	l := &Left{Before: before.Value, Of: was.Capacity, AfterOf: d.Capacity, After: before.Value + d.Capacity - was.Capacity}
 	if d.Kind != ratelimit.KindSlidingWindow {
@@ -99,46 +100,72 @@ func (c *Catalog) planned(v *view, name, key string, by *Override, agreed *Edit)
 	return k, nil
 }
 
-// keepKey makes an edit of one key inside tx: first the rows, with which nobody waits for others who
-// edit, then the definition. Another edit that was faster is errAgain.
-func (c *Catalog) keepKey(ctx context.Context, tx pgx.Tx, name, key string, by *Override, agreed *Edit) (Edit, error) {
-	of, err := c.inTx(tx)
-	if err != nil {
-		return Edit{}, err
-	}
-	known, version, at, err := c.table.pending(ctx, tx, name, c.config.Clock)
-	if err != nil {
-		return Edit{}, err
-	}
-	r, err := of.rowsOf(ctx, []string{name}, key)
-	if err != nil {
-		return Edit{}, err
-	}
-	v, _ := (*view)(nil).with(r, time.Now())
-	k, err := c.planned(v, name, key, by, agreed)
-	if err != nil {
-		return Edit{}, err
-	}
-	k.pending, k.version, k.at = known, version, unlike(at, known)
-	var left *Left
-	var record *pending
-	if k.limit != nil {
-		from, to := k.holds(key, c.config.Clock)
-		if changes(from, to) {
-			replacement := k.replacement(key, from, to, true)
-			statuses, err := c.config.Store.ReplaceTx(ctx, tx, replacement)
-			if err != nil {
-				return Edit{}, err
-			}
-			left, record = k.left(&statuses[0], to, c.within()), k.record(&replacement)
+// keepEach makes edits of keys inside tx: first all rows, as nobody may wait for one while he keeps others
+// from editing, then the definitions. Another edit that was faster is errAgain.
+func (c *Catalog) keepEach(ctx context.Context, tx pgx.Tx, edits []KeyEdit, agreed *Edit) ([]Edit, error) {
+	kept := make([]keeping, len(edits))
+	for i := range edits {
+		if err := c.keepRows(ctx, tx, &kept[i], &edits[i], agreed); err != nil {
+			return nil, err
 		}
 	}
-	made, err := c.write(ctx, tx, name, key, by, agreed, func() error { return c.unchanged(ctx, tx, &k) })
-	if err == nil && record != nil {
-		err = c.table.putPending(ctx, tx, record, c.within(), c.config.Clock)
+	made := make([]Edit, len(edits))
+	for i := range edits {
+		locked := func() error { return nil }
+		if i == 0 {
+			locked = func() (err error) {
+				for i := 0; i < len(kept) && err == nil; i++ {
+					err = c.unchanged(ctx, tx, &kept[i])
+				}
+				return err
+			}
+		}
+		var err error
+		made[i], err = c.write(ctx, tx, edits[i].Name, edits[i].Key, edits[i].Override, agreed, locked)
+		if k := &kept[i]; err == nil && k.most != nil {
+			made[i].Left = k.left
+			err = c.table.putPending(ctx, tx, k.most, c.within(), c.config.Clock)
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
-	made.Left = left
-	return made, err
+	return made, nil
+}
+
+// keepRows changes the rows of a key inside tx, and sets what is to be written with its definition.
+func (c *Catalog) keepRows(ctx context.Context, tx pgx.Tx, k *keeping, e *KeyEdit, agreed *Edit) error {
+	of, err := c.inTx(tx)
+	if err != nil {
+		return err
+	}
+	known, version, at, err := c.table.pending(ctx, tx, e.Name, c.config.Clock)
+	if err != nil {
+		return err
+	}
+	r, err := of.rowsOf(ctx, []string{e.Name}, e.Key)
+	if err != nil {
+		return err
+	}
+	v, _ := (*view)(nil).with(r, time.Now())
+	if *k, err = c.planned(v, e.Name, e.Key, e.Override, agreed); err != nil {
+		return err
+	}
+	k.pending, k.version, k.at = known, version, unlike(at, known)
+	if k.limit == nil {
+		return nil
+	}
+	from, to := k.holds(e.Key, c.config.Clock)
+	if !changes(from, to) {
+		return nil
+	}
+	replacement := k.replacement(e.Key, from, to, true)
+	statuses, err := c.config.Store.ReplaceTx(ctx, tx, replacement)
+	if err != nil {
+		return err
+	}
+	k.left, k.most = leftOf(&statuses[0], to, c.within()), k.record(&replacement)
+	return nil
 }
 
 // unchanged is errAgain if a limit was edited, or its rows were marked by somebody else, since an edit
@@ -234,40 +261,64 @@ func (c *Catalog) editOwn(ctx context.Context, name, key string, by *Override, a
 
 // keepOne makes an edit of a key in a transaction of its own.
 func (c *Catalog) keepOne(ctx context.Context, name, key string, by *Override, agreed *Edit) (made Edit, err error) {
+	return first(c.keepOwn(ctx, []KeyEdit{{name, key, by}}, agreed))
+}
+
+// keepOwn makes edits of keys in a transaction of its own. If all are of one limit, it waits for rows with
+// none of them locked.
+func (c *Catalog) keepOwn(ctx context.Context, edits []KeyEdit, agreed *Edit) (made []Edit, err error) {
 	do := func(ctx context.Context, tx pgx.Tx) (err error) {
-		made, err = c.keepKey(ctx, tx, name, key, by, agreed)
+		made, err = c.keepEach(ctx, tx, edits, agreed)
 		return err
 	}
 	ctx, cancel := c.bounded(ctx)
 	defer cancel()
-	if f := c.families()[name]; f != nil && f.published != nil && f.published.inFlight == nil {
-		return made, c.config.Store.ReplaceFunc(ctx, f.published.Limit(), []string{key}, do)
+	keys := make([]string, len(edits))
+	for i, e := range edits {
+		if keys[i] = e.Key; e.Name != edits[0].Name {
+			return made, pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error { return do(ctx, tx) })
+		}
 	}
-	return made, pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error { return do(ctx, tx) })
+	if f := c.families()[edits[0].Name]; f != nil && f.published != nil && f.published.inFlight == nil {
+		err = c.config.Store.ReplaceFunc(ctx, f.published.Limit(), keys, do)
+		return made, err
+	}
+	err = pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error { return do(ctx, tx) })
+	return made, err
 }
 
-// keepTx makes an edit inside tx, behind a savepoint that it gives up if another edit was faster.
-func (c *Catalog) keepTx(ctx context.Context, tx pgx.Tx, name, key string, by *Override) (made Edit, err error) {
-	switch _, err := c.inTx(tx); {
-	case err != nil:
-		return Edit{}, err
-	case c.config.Store == nil:
-		return c.write(ctx, tx, name, key, by, nil, nil)
+// keepTx makes edits inside tx, behind a savepoint that it gives up if another edit was faster.
+func (c *Catalog) keepTx(ctx context.Context, tx pgx.Tx, edits ...KeyEdit) (made []Edit, err error) {
+	if _, err := c.inTx(tx); err != nil {
+		return nil, err
+	}
+	switch {
 	case c.memory != nil:
-		return c.keepInMemory(ctx, name, key, by, nil)
-	case key == AllKeys:
-		return Edit{}, invalid("Key", "AllKeys", "is not for a transaction of the caller's with a Config.Store: their rows are changed in several")
+		return c.eachInMemory(ctx, edits)
+	case c.config.Store == nil:
+		return made, pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+			for i := range edits {
+				e, err := c.write(ctx, tx, edits[i].Name, edits[i].Key, edits[i].Override, nil, nil)
+				if err != nil {
+					return err
+				}
+				made = append(made, e)
+			}
+			return nil
+		})
+	}
+	for i := range edits {
+		if edits[i].Key == AllKeys {
+			return nil, invalid("Key", "AllKeys", "is not for a transaction of the caller's with a Config.Store: it would keep the rows of all keys locked")
+		}
 	}
 	err = again(func() error {
 		return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) (err error) {
-			made, err = c.keepKey(ctx, tx, name, key, by, nil)
+			made, err = c.keepEach(ctx, tx, edits, nil)
 			return err
 		})
 	})
-	if err != nil {
-		return Edit{}, err
-	}
-	return made, nil
+	return made, err
 }
 
 // keepInMemory makes an edit in memory, where all take by what holds: a cut before it, a raise after it.
@@ -314,7 +365,7 @@ func (c *Catalog) keepInMemory(ctx context.Context, name, key string, by *Overri
 		more, err = c.replace(ctx, raises)
 	}
 	if all := append(cuts, raises...); err == nil && key != AllKeys && len(all) == 1 {
-		made.Left = k.left(&append(statuses, more...)[0], all[0].To, 0)
+		made.Left = leftOf(&append(statuses, more...)[0], all[0].To, 0)
 	}
 	return made, err
 }
@@ -418,7 +469,7 @@ func (c *Catalog) define(ctx context.Context, k *keeping, by *Override, agreed *
 		}
 		after := c.within()
 		if k.most.cuts() {
-			after = leased
+			after = 0
 		}
 		if err = c.putOff(ctx, tx, k.most, after); err == nil {
 			err = c.table.release(ctx, tx, k.most.name, time.Time{}, c.within(), c.config.Clock)
@@ -431,9 +482,7 @@ func (c *Catalog) define(ctx context.Context, k *keeping, by *Override, agreed *
 		err = pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error { return do(ctx, tx) })
 	}
 	if err == nil && k.most.cuts() {
-		if _, failed := c.complete(ctx, k.most); failed == nil { // otherwise others do
-			_, _ = c.Complete(ctx)
-		}
+		_, _ = c.Complete(ctx) // otherwise others do
 	}
 	return made, err
 }
