@@ -30,7 +30,7 @@ func (c *Catalog) SetEach(ctx context.Context, edits ...KeyEdit) (made []Edit, e
 			})
 			return made, err
 		}
-		err = again(func() error { made, err = c.keepOwn(ctx, sorted, nil); return err })
+		err = again(ctx, func() error { made, err = c.keepOwn(ctx, sorted, nil); return err })
 		if err == nil {
 			_ = c.Refresh(ctx) // the change is committed; another reading will see it
 		}

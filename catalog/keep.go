@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -12,8 +13,13 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// mostTries is how often an edit begins anew, since another one was faster.
-const mostTries = 10
+const (
+	// mostTries is how often an edit begins anew, since another one was faster.
+	mostTries = 20
+
+	// firstWait is the most that an edit waits before it begins anew for the first time.
+	firstWait = 5 * time.Millisecond
+)
 
 // errAgain is the error of an edit that was decided by what has changed meanwhile.
 var errAgain = errors.New("the limit is being changed by somebody else")
@@ -139,7 +145,7 @@ func (c *Catalog) keepRows(ctx context.Context, tx pgx.Tx, k *keeping, e *KeyEdi
 	if err != nil {
 		return err
 	}
-	known, version, at, err := c.table.pending(ctx, tx, e.Name, c.config.Clock)
+	known, version, at, err := c.table.pending(ctx, tx, e.Name, e.Key, c.config.Clock)
 	if err != nil {
 		return err
 	}
@@ -221,11 +227,17 @@ func (k *keeping) record(r *ratelimit.Replacement) *pending {
 	return p
 }
 
-// again runs an edit until no other one has been faster.
-func again(do func() error) (err error) {
-	for range mostTries {
+// again runs an edit until no other one has been faster. It waits before it tries again, as several that do
+// not wait keep each other from being made.
+func again(ctx context.Context, do func() error) (err error) {
+	for i := range mostTries {
 		if err = do(); !errors.Is(err, errAgain) {
 			return err
+		}
+		select {
+		case <-time.After(time.Duration(rand.Int64N(int64(firstWait << min(i, 6))))):
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	}
 	return fmt.Errorf("catalog: %w", err)
@@ -236,7 +248,7 @@ func (c *Catalog) editOwn(ctx context.Context, name, key string, by *Override, a
 	if err := c.usable(); err != nil {
 		return Edit{}, err
 	}
-	err = again(func() error {
+	err = again(ctx, func() error {
 		switch {
 		case c.config.Store == nil || agreed != nil && agreed.AsIs:
 			return c.alone(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
@@ -312,7 +324,7 @@ func (c *Catalog) keepTx(ctx context.Context, tx pgx.Tx, edits ...KeyEdit) (made
 			return nil, invalid("Key", "AllKeys", "is not for a transaction of the caller's with a Config.Store: it would keep the rows of all keys locked")
 		}
 	}
-	err = again(func() error {
+	err = again(ctx, func() error {
 		return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) (err error) {
 			made, err = c.keepEach(ctx, tx, edits, nil)
 			return err
@@ -381,7 +393,7 @@ func (c *Catalog) replace(ctx context.Context, all []ratelimit.Replacement) ([]r
 // then the definition. If the process dies between, the rows are raised, when that is due, to what holds
 // then: that is as it was before.
 func (c *Catalog) keepAll(ctx context.Context, name string, by *Override, agreed *Edit) (made Edit, err error) {
-	known, version, at, err := c.table.pending(ctx, c.table.pool, name, c.config.Clock)
+	known, version, at, err := c.table.pending(ctx, c.table.pool, name, AllKeys, c.config.Clock)
 	if err == nil {
 		err = c.Refresh(ctx)
 	}
@@ -422,7 +434,7 @@ func (c *Catalog) besideEdits(ctx context.Context, k *keeping, by *Override, agr
 		if err := do(); !errors.Is(err, errAgain) || !k.most.marks() {
 			return err
 		}
-		known, version, _, err := c.table.pending(ctx, c.table.pool, k.edit.Name, c.config.Clock)
+		known, version, _, err := c.table.pending(ctx, c.table.pool, k.edit.Name, AllKeys, c.config.Clock)
 		if err != nil {
 			return err
 		}

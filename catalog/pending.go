@@ -53,24 +53,25 @@ func marked(all []pending, key string) (of []ratelimit.Marked) {
 const pendingNow = `coalesce($1::timestamptz, clock_timestamp())`
 
 const readPending = `SELECT (extract(epoch FROM ` + pendingNow + `) * 1000000)::int8,
-	(SELECT max(h.version) FROM rate_limit_history AS h WHERE h.name = $2::text),
+	(SELECT max(h.version) FROM rate_limit_history AS h WHERE h.name = $2::text AND ($3::text IS NULL OR h.key IS NULL OR h.key = $3::text)),
 	p.id::text, p.key, (extract(epoch FROM p.mark) * 1000000)::int8, p.measured
-FROM (SELECT) AS one LEFT JOIN rate_limit_pending AS p ON p.name = $2::text ORDER BY p.id`
+FROM (SELECT) AS one LEFT JOIN rate_limit_pending AS p ON p.name = $2::text AND ($3::text IS NULL OR p.key IS NULL OR p.key = $3::text) ORDER BY p.id`
 
-// pending reads what is pending of a limit, the newest version of it in the history, and the clock.
-func (t *table) pending(ctx context.Context, q querier, name string, clock func() time.Time) (all []pending, version int64, at time.Time, err error) {
-	rows, err := q.Query(ctx, t.sql(readPending), clockArg(clock), name)
+// pending reads what is pending of a key, the newest version in the history of what holds for it, and the
+// clock; for AllKeys, of all keys of the limit.
+func (t *table) pending(ctx context.Context, q querier, name, key string, clock func() time.Time) (all []pending, version int64, at time.Time, err error) {
+	rows, err := q.Query(ctx, t.sql(readPending), clockArg(clock), name, keyArg(key))
 	if err != nil {
 		return nil, 0, at, fault("read what is pending", err)
 	}
 	var now, newest, mark *int64
-	var id, key *string
+	var id, of *string
 	var measured []byte
-	_, err = pgx.ForEachRow(rows, []any{&now, &newest, &id, &key, &mark, &measured}, func() (err error) {
+	_, err = pgx.ForEachRow(rows, []any{&now, &newest, &id, &of, &mark, &measured}, func() (err error) {
 		if version, at = or(newest), instant(now); id == nil {
 			return nil
 		}
-		p := pending{id: *id, name: name, key: keyOf(key), mark: instant(mark)}
+		p := pending{id: *id, name: name, key: keyOf(of), mark: instant(mark)}
 		p.by, err = limitsOf(measured)
 		all = append(all, p)
 		return err
@@ -90,13 +91,14 @@ func (t *table) changedSince(ctx context.Context, name string, version int64) (k
 	return keys, fault("read what has changed", err)
 }
 
-const readPendingOfOthers = `SELECT (SELECT max(h.version) FROM rate_limit_history AS h WHERE h.name = $1::text),
-	array(SELECT p.id::text FROM rate_limit_pending AS p WHERE p.name = $1::text AND p.mark <> ALL ($2::timestamptz[]) ORDER BY p.id)`
+const readPendingOfOthers = `SELECT (SELECT max(h.version) FROM rate_limit_history AS h WHERE h.name = $1::text AND ($3::text IS NULL OR h.key IS NULL OR h.key = $3::text)),
+	array(SELECT p.id::text FROM rate_limit_pending AS p
+		WHERE p.name = $1::text AND ($3::text IS NULL OR p.key IS NULL OR p.key = $3::text) AND p.mark <> ALL ($2::timestamptz[]) ORDER BY p.id)`
 
-// pendingOfOthers reads which others are pending beside an edit, and the newest version of its limit.
+// pendingOfOthers reads which others are pending beside an edit, and the newest version of what it concerns.
 func (t *table) pendingOfOthers(ctx context.Context, q querier, k *keeping) (ids []string, version int64, err error) {
 	var newest *int64
-	rows, err := q.Query(ctx, t.sql(readPendingOfOthers), k.edit.Name, k.own())
+	rows, err := q.Query(ctx, t.sql(readPendingOfOthers), k.edit.Name, k.own(), keyArg(k.edit.Key))
 	if err == nil {
 		_, err = pgx.ForEachRow(rows, []any{&newest, &ids}, func() error { return nil })
 	}
