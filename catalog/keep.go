@@ -100,7 +100,7 @@ func (c *Catalog) planned(v *view, name, key string, by *Override, agreed *Edit)
 	if agreed != nil {
 		k.edit.AsIs = agreed.AsIs
 	}
-	if c.keeps(&k.edit) {
+	if k.edit.keeps = c.keeps(&k.edit); k.edit.keeps {
 		k.limit = v.limits[name].published.Limit()
 	}
 	return k, nil
