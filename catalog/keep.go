@@ -430,7 +430,7 @@ func (c *Catalog) keepAll(ctx context.Context, name string, by *Override, agreed
 // anew, and it runs again: of a limit with many keys, one is edited before all are marked. It is errAgain if
 // more has changed than keys.
 func (c *Catalog) besideEdits(ctx context.Context, k *keeping, by *Override, agreed *Edit, do func() error) error {
-	for {
+	for range mostTries {
 		if err := do(); !errors.Is(err, errAgain) || !k.most.marks() {
 			return err
 		}
@@ -463,6 +463,7 @@ func (c *Catalog) besideEdits(ctx context.Context, k *keeping, by *Override, agr
 			}
 		}
 	}
+	return errAgain
 }
 
 // define writes the definition of an edit for all keys, once their rows are marked, and changes those
