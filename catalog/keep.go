@@ -462,6 +462,9 @@ func (c *Catalog) besideEdits(ctx context.Context, k *keeping, by *Override, agr
 				return err
 			}
 		}
+		if k.pending, _, _, err = c.table.pending(ctx, c.table.pool, k.edit.Name, AllKeys, c.config.Clock); err != nil {
+			return err // with what these keys have pending now
+		}
 	}
 	return errAgain
 }
