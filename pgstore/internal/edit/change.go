@@ -131,7 +131,10 @@ func (r *Replacement) decide(rows *locked, at time.Time) {
 		return
 	case paused:
 		to = r.After.Definition
-	case !mark.IsZero() && d.Floors(&to, r.was, rows.outs, at):
+	case mark.IsZero() || !d.Floors(&to, r.was, rows.outs, at):
+	case r.Only || r.After.Definition.Capacity < d.Capacity:
+		to, mark = r.After.Definition, time.Time{}
+	default:
 		to.Capacity, mark = d.Capacity, bucket.MarkUncut(r.Mark)
 	}
 	r.is = d.Change(&to, r.After.Key, r.was, rows.outs, at)
