@@ -22,17 +22,29 @@ type Taken struct {
 	prefetched float64
 }
 
-// scan reads a row of such a definition that a take returned, if it did.
-func (t *Taken) scan(row pgx.Row, d *bucket.Definition, more ...any) error {
-	var s state
-	fields := s.fields()
+// scan reads a row of such a definition that a take returned, if it did; a bare one has no instant and
+// no transaction's ID.
+func (t *Taken) scan(row pgx.Row, d *bucket.Definition, bare bool, now *time.Time) error {
+	var read struct {
+		state
+		at  moment
+		xid string
+	}
+	fields := read.fields()
 	if !d.Slotted() {
 		fields = fields[:3]
 	}
-	err := t.scanned(row.Scan(append(fields, more...)...), &s)
+	if !bare {
+		fields = append(fields, &read.at, &read.xid)
+	}
+	err := t.scanned(row.Scan(fields...), &read.state)
 	if !t.After.TS.After(longAgo) { // the row was made by edges that do not reach now: see calendarTake
 		t.After, t.OK = bucket.State{}, false
 	}
+	if t.At, t.Xid = read.at.Time, read.xid; bare {
+		t.At = t.After.TS // it is that, but after the clock went back
+	}
+	t.charge(d, now)
 	return err
 }
 
