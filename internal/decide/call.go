@@ -43,7 +43,7 @@ type Demand struct {
 
 // Met returns the limit of a request if that was found valid before, otherwise nil: [Definitions] do.
 type Met interface {
-	of(r *ratelimit.Request) *validated
+	of(r ratelimit.Request) *validated
 }
 
 // validated is a limit whose fields are valid, with its definition.
@@ -122,7 +122,7 @@ func New(reserve bool, requests ...ratelimit.Request) (Call, error) {
 // does not validate limits again that met, which may be nil, has found valid.
 func NewIn(met Met, demands []Demand, reserve bool, requests ...ratelimit.Request) (Call, error) {
 	if len(requests) == 1 && met != nil && !reserve {
-		if v := met.of(&requests[0]); v != nil && v.allows(&requests[0]) {
+		if v := met.of(requests[0]); v != nil && v.allows(&requests[0]) {
 			demands = append(demands[:0], Demand{Request: requests[0], Definition: v.definition, noted: true})
 			return Call{Plain: true, Demands: demands}, nil
 		}
@@ -263,7 +263,7 @@ func (c *Call) add(met Met, r *ratelimit.Request) error {
 	var d bucket.Definition
 	noted := false
 	if met != nil {
-		if v := met.of(r); v != nil {
+		if v := met.of(*r); v != nil {
 			d, noted = v.definition, true
 		}
 	}

@@ -97,7 +97,7 @@ func inUse(name, field string, value any, kind string) error {
 // of returns the limit of a request, nil unless it was called and needs neither be validated nor noted
 // again. A limit of which the key has another definition does, and so does one behind a pointer,
 // since it may have changed.
-func (s *Definitions) of(r *ratelimit.Request) *validated {
+func (s *Definitions) of(r ratelimit.Request) *validated {
 	if r.Overridden {
 		return nil
 	}
