@@ -183,11 +183,13 @@ func NameOf(limit Limit) string {
 	return limit.Definition().Name
 }
 
-// missing reports whether limit is nil, be it as a pointer.
+// missing reports whether limit is nil: as a pointer too, or in what a program's own type embeds.
 func missing(limit Limit) bool {
 	switch l := limit.(type) {
 	case nil:
 		return true
+	case TokenBucket, FixedWindow, SlidingWindow:
+		return false
 	case *TokenBucket:
 		return l == nil
 	case *FixedWindow:
@@ -195,6 +197,14 @@ func missing(limit Limit) bool {
 	case *SlidingWindow:
 		return l == nil
 	}
+	return embedsNil(limit)
+}
+
+// embedsNil reports whether limit is of a program's own type, and the limit that it embeds is nil.
+// Only calling a promoted method tells that without reflection: it panics.
+func embedsNil(limit Limit) (is bool) {
+	defer func() { is = recover() != nil }()
+	limit.sealed()
 	return false
 }
 

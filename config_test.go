@@ -254,6 +254,7 @@ func TestRequestValidate(t *testing.T) {
 		{"no limit", Request{Key: "k", Count: 1}, []string{"Limit <nil>"}},
 		{"a nil bucket", Request{Limit: (*TokenBucket)(nil), Key: "k"}, []string{"Limit <nil>"}},
 		{"a nil window", Request{Limit: (*FixedWindow)(nil), Key: "k"}, []string{"Limit <nil>"}},
+		{"embeds nil", Request{Limit: struct{ *TokenBucket }{}, Key: "k"}, []string{"Limit <nil>"}},
 		{"bad limit", FixedWindow{Name: "a", Rate: -1, Shards: -1}.For("k"), []string{"Rate -1", "Period 0s", "Shards -1"}},
 	}
 	for _, tt := range tests {
@@ -317,6 +318,7 @@ func TestValidateLimits(t *testing.T) {
 		{"sound", []Limit{a, b, &TokenBucket{Name: "c", Rate: 1, Period: 1000}}, nil},
 		{"bad", []Limit{a, TokenBucket{Name: "c", Rate: -1, Shards: -1}, FixedWindow{Name: "d", Rate: 1}}, []string{"c: Rate -1", "c: Period 0s", "c: Shards -1", "d: Period 0s"}},
 		{"nil", []Limit{a, nil, b, (*TokenBucket)(nil), (*FixedWindow)(nil), (*SlidingWindow)(nil)}, []string{": Limits[1] <nil>", ": Limits[3] <nil>", ": Limits[4] <nil>", ": Limits[5] <nil>"}},
+		{"embeds nil", []Limit{struct{ *SlidingWindow }{}, struct{ Limit }{}, a, (*struct{ TokenBucket })(nil)}, []string{": Limits[0] <nil>", ": Limits[1] <nil>", ": Limits[3] <nil>"}},
 		{"twice", []Limit{a, b, windowOf(a), &a}, []string{"a: Name a"}},
 		{"twice and bad", []Limit{b, FixedWindow{Name: "b"}}, []string{"b: Rate 0", "b: Period 0s", "b: Name b"}},
 	}
@@ -370,6 +372,10 @@ func TestNameOf(t *testing.T) {
 		{nil, ""},
 		{(*TokenBucket)(nil), ""},
 		{(*FixedWindow)(nil), ""},
+		{struct{ *TokenBucket }{&TokenBucket{Name: "e"}}, "e"},
+		{struct{ *TokenBucket }{}, ""},
+		{struct{ Limit }{(*FixedWindow)(nil)}, ""},
+		{(*struct{ FixedWindow })(nil), ""},
 	}
 	for _, tt := range tests {
 		if got := NameOf(tt.limit); got != tt.want {

@@ -76,8 +76,9 @@ func refuses(request *ratelimit.PermitRequest) *ratelimit.PermitRequest {
 //
 // The waiters of one process are served in order of arrival, also when a later one wants fewer
 // permits. One that wants several of a limit is not passed over by other processes either: once it
-// is first, it collects, one at a time of each key over all processes. One that wants permits of
-// several limits holds none of them while it waits, and gets them when all are free at once.
+// is first, it collects, one at a time of each key over all processes. One that wants a single permit
+// does when it has been first for 4 seconds. One that wants permits of several limits holds none of
+// them while it waits, and gets them when all are free at once.
 //
 // A permit that is released in the process goes to the first of them, by the statement that releases it, for 4 seconds; then it
 // is let go for the other processes. Besides, a process with waiters for a key looks ten times

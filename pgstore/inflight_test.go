@@ -14,10 +14,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/internal/traced"
 	"github.com/pgratelimit/ratelimit/memstore"
 	"github.com/pgratelimit/ratelimit/pgstore"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // permits is the verbs of limits of how many at once.
@@ -574,6 +576,38 @@ func TestOpenTransactionsDelayNobody(t *testing.T) {
 }
 
 // SERIALIZABLE transactions on permits of different keys do not abort each other.
+// Any role may have the locks by which a transaction passes permits over. Then it is refused: that is
+// no error, and nothing is held. Calls on their own do not look at the locks.
+func TestPermitsHiddenByAStranger(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	store := newStore(t, db).Permits()
+	two := ratelimit.InFlight{Name: "two", Limit: 2}
+	stranger := begin(t, db, pgx.ReadCommitted)
+	mustExec(t, stranger, `SET LOCAL ROLE pg_signal_backend`)
+	for number := range two.Limit {
+		mustExec(t, stranger, `SELECT pg_advisory_xact_lock($1)`, table.Lock(db.Schema, decide.Row{Key: decide.Key{Name: "two", Key: "k"}, Shard: number}))
+	}
+	in := begin(t, db, pgx.ReadCommitted)
+	if permit, err := store.AcquireTx(t.Context(), in, two.For("k")); err != nil || permit.OK || !permit.NotBefore.Equal(permit.At) {
+		t.Errorf("in a transaction %v, %v, want a refusal that says that one may be free at once", permit, err)
+	}
+	for range two.Limit {
+		if permit, err := store.Acquire(t.Context(), two.For("k")); err != nil || !permit.OK {
+			t.Errorf("on its own %v, %v", permit, err)
+		}
+	}
+	if err := store.Reset(t.Context(), two, "k"); err != nil {
+		t.Fatal(err)
+	}
+	if err := stranger.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if permit, err := store.AcquireTx(t.Context(), in, two.For("k")); err != nil || !permit.OK {
+		t.Errorf("without the stranger %v, %v", permit, err)
+	}
+}
+
 func TestPermitsOfDifferentKeysDoNotConflict(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t, maxConns(12))

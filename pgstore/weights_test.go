@@ -121,6 +121,28 @@ func TestWeightsNever(t *testing.T) {
 	})
 }
 
+// Several permits are acquired beside one that an open transaction has made.
+func TestWeightsBesideAnOpenTransaction(t *testing.T) {
+	db := pgtest.New(t)
+	store := newStore(t, db).Permits()
+	limit := ratelimit.InFlight{Name: "weights", Limit: 5}
+	for _, key := range strings.Split("abcdefgh", "") {
+		tx, err := db.Pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if permit, err := store.AcquireTx(t.Context(), tx, limit.For(key)); err != nil || !permit.OK {
+			t.Errorf("got %v, and %v", permit, err)
+		}
+		if permit := request(t, store, limit.ForN(key, 4)); !permit.OK {
+			t.Errorf("key %q: got %v, want the other four", key, permit)
+		}
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // Permits of several limits are acquired all or nothing, with rates as well, and released together.
 func TestPermitsOfSeveralLimits(t *testing.T) {
 	flightStores(t, func(t *testing.T, store flightStore, begin func() pgx.Tx, clock *clock) {
@@ -304,6 +326,37 @@ func TestWaiterOfSeveralIsServed(t *testing.T) {
 		store := memstore.New(nil).Permits()
 		floodAndHold(t, store, store)
 	})
+}
+
+// A waiter that wants one is served beside callers of another process that take all that is free at once,
+// again and again.
+func TestWaiterOfOneIsServed(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := pgtest.New(t, maxConns(8))
+	large, small := newStore(t, db).Permits(), newStore(t, db).Permits()
+	limit := ratelimit.InFlight{Name: "small", Limit: 4, Lease: time.Minute}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	var work sync.WaitGroup
+	for range 4 {
+		work.Go(func() {
+			for ctx.Err() == nil {
+				_ = large.Hold(ctx, limit.ForN("", 4), func(ctx context.Context, _ ratelimit.Permit) error {
+					time.Sleep(300 * time.Millisecond)
+					return nil
+				})
+			}
+		})
+	}
+	eventually(t, "all are held", func() bool {
+		held, err := small.Held(ctx, limit, "")
+		return err == nil && len(held) == limit.Limit
+	})
+	if permit, err := small.AcquireWait(ctx, limit.For("")); err != nil || !permit.OK {
+		t.Errorf("got %v, and %v, want a permit", permit, err)
+	}
+	cancel()
+	work.Wait()
 }
 
 // floodAndHold holds 8 of 10 permits by a store, while others hold one each by that and another.

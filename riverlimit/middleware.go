@@ -110,23 +110,24 @@ type MiddlewareConfig struct {
 // Door is the Door of the events of a [Middleware].
 const Door = "riverlimit"
 
-// ByKind limits jobs by their kind: one token of the kind's limit for each.
-// Jobs of other kinds are not limited.
+// ByKind limits jobs by their kind: one token of the kind's limit for each. Jobs of other kinds are
+// not limited. A limit that is nil is an error that cancels the job.
 func ByKind(limits map[string]ratelimit.Limit) func(*rivertype.JobRow) []ratelimit.Request {
-	return func(job *rivertype.JobRow) []ratelimit.Request { return oneOf(limits[job.Kind]) }
+	return func(job *rivertype.JobRow) []ratelimit.Request { return oneOf(limits, job.Kind) }
 }
 
-// ByQueue limits jobs by their queue: one token of the queue's limit for each.
-// Jobs of other queues are not limited.
+// ByQueue limits jobs by their queue: one token of the queue's limit for each. Jobs of other queues
+// are not limited. A limit that is nil is an error that cancels the job.
 func ByQueue(limits map[string]ratelimit.Limit) func(*rivertype.JobRow) []ratelimit.Request {
-	return func(job *rivertype.JobRow) []ratelimit.Request { return oneOf(limits[job.Queue]) }
+	return func(job *rivertype.JobRow) []ratelimit.Request { return oneOf(limits, job.Queue) }
 }
 
-func oneOf(limit ratelimit.Limit) []ratelimit.Request {
-	if limit == nil {
+func oneOf(limits map[string]ratelimit.Limit, of string) []ratelimit.Request {
+	limit, ok := limits[of]
+	if !ok {
 		return nil
 	}
-	return []ratelimit.Request{limit.For("")}
+	return []ratelimit.Request{{Limit: limit, Count: 1}}
 }
 
 // Middleware is a River worker middleware that limits how often jobs are worked. It goes into
@@ -287,7 +288,7 @@ func (m *Middleware) refused(ctx context.Context, requests []ratelimit.Request) 
 
 // slides reports whether a request is for a sliding window, which is its own gate.
 func slides(r ratelimit.Request) bool {
-	return r.Limit != nil && r.Limit.Definition().Kind == ratelimit.KindSlidingWindow
+	return ratelimit.NameOf(r.Limit) != "" && r.Limit.Definition().Kind == ratelimit.KindSlidingWindow
 }
 
 // reserve returns the job's reservation, and if it had to be made, when.

@@ -231,6 +231,8 @@ func TestMiddlewareNever(t *testing.T) {
 		{"never", bounded.ForN("", 4), `"bounded": 4 tokens can never be reserved at once, at most 3 can`},
 		{"negative", bounded.ForN("", -1), "Count -1: must not be negative"},
 		{"no limit", ratelimit.Request{}, "Limit <nil>: must not be nil"},
+		{"nil window", ratelimit.Request{Limit: (*ratelimit.SlidingWindow)(nil)}, "Limit <nil>: must not be nil"},
+		{"embeds nil", ratelimit.Request{Limit: struct{ *ratelimit.TokenBucket }{}}, "Limit <nil>: must not be nil"},
 		{"name too long for the gate", ratelimit.TokenBucket{Name: strings.Repeat("n", ratelimit.MaxNameLength), Rate: 1, Period: time.Hour}.For(""), "Name"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -244,6 +246,24 @@ func TestMiddlewareNever(t *testing.T) {
 				t.Errorf("errors %v, want one with %q", job.Errors, test.want)
 			}
 		})
+	}
+}
+
+// A kind or queue with a limit that is nil is not one without a limit.
+func TestMiddlewareNil(t *testing.T) {
+	t.Parallel()
+	for _, nothing := range []ratelimit.Limit{nil, (*ratelimit.TokenBucket)(nil), struct{ *ratelimit.FixedWindow }{}} {
+		limits := map[string]ratelimit.Limit{"of": nothing}
+		job := &rivertype.JobRow{Kind: "of", Queue: "of"}
+		for _, requests := range [][]ratelimit.Request{riverlimit.ByKind(limits)(job), riverlimit.ByQueue(limits)(job)} {
+			if len(requests) != 1 || requests[0].Validate() == nil {
+				t.Errorf("%T: requests %v, want one that is invalid", nothing, requests)
+			}
+			m := middleware(t, newStore(t, nil, ""), riverlimit.MiddlewareConfig{HardStart: true, Limits: riverlimit.ByKind(limits)})
+			if rows := m.Rows(requests[0]); len(rows) != 1 {
+				t.Errorf("%T: rows %v, want the request", nothing, rows)
+			}
+		}
 	}
 }
 

@@ -33,7 +33,7 @@ func (m *Middleware) Rows(r ratelimit.Request) []ratelimit.Request {
 
 // rows returns the requests of one that the catalog has resolved.
 func (m *Middleware) rows(r ratelimit.Request) []ratelimit.Request {
-	if !m.config.HardStart || r.Limit == nil || slides(r) {
+	if !m.config.HardStart || ratelimit.NameOf(r.Limit) == "" || slides(r) {
 		return []ratelimit.Request{r}
 	}
 	return []ratelimit.Request{m.scheduled(r), m.gate(r)}

@@ -81,9 +81,9 @@ func (d *Definition) less(out Out, r *Return, end, at time.Time) Out {
 
 // Return returns a row, and the tokens of it that are out, after tokens came back to it at now:
 // it is filled to its capacity less the tokens that it owes. What is left of a lease is worth
-// less after its end, by the tokens refilled since, and nothing once its window is over. A pause
-// swallows it, unless it leaves the row as it is. Tokens that a caller was told of are never too
-// late.
+// less after its end, by the tokens refilled since. A pause swallows it, unless it leaves the row as
+// it is. Tokens that a caller was told of are never too late, but in a fixed window: there nothing
+// comes back once the window is over.
 func (d *Definition) Return(s State, out Out, r *Return, now time.Time) (State, Out) {
 	return d.kind().back(d, s, out, r, now)
 }

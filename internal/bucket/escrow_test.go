@@ -160,3 +160,26 @@ func TestReturnAfterARaise(t *testing.T) {
 		t.Errorf("%v left, want 950", s.Value)
 	}
 }
+
+// The tokens of a transaction that was rolled back are the window's in which they were taken: the
+// next one was filled without them, and grants no more than its rate.
+func TestReturnAfterTheEdge(t *testing.T) {
+	window := definition(kinds[1])
+	used := window.Refill(row(4, t0), t0.Add(time.Duration(window.Period)))
+	used.Value = 2
+	for _, tt := range []struct {
+		name string
+		s    bucket.State
+		r    bucket.Return
+		want float64
+	}{
+		{"rolled back in its window", row(4, t0), bucket.Return{Count: 3, Taken: t0}, 7},
+		{"and before the next one has been used", row(4, t0), bucket.Return{Count: 3, Taken: t0, Known: used.TS}, 7},
+		{"rolled back after the edge", used, bucket.Return{Count: 3, Taken: t0}, 2},
+		{"left of a lease, after the edge", used, bucket.Return{Count: 3, Taken: t0, End: used.TS}, 2},
+	} {
+		if s, _ := window.Return(tt.s, bucket.Out{}, &tt.r, used.TS.Add(1)); s.Value != tt.want {
+			t.Errorf("%s: %v tokens, want %v", tt.name, s.Value, tt.want)
+		}
+	}
+}

@@ -55,13 +55,13 @@ func (*fixedWindow) back(d *Definition, s State, out Out, r *Return, now time.Ti
 }
 
 // backInWindow is back for a row whose clock stands still, which is not settled; a pause swallows
-// what is left of a lease.
+// what is left of a lease. The edges since the tokens were taken have filled the row without them.
 func (d *Definition) backInWindow(s State, out Out, r *Return, now time.Time, paused bool) (State, Out) {
 	past := r.past(s, now)
 	out = d.less(out, r, r.End, past)
 	room := d.Capacity - d.Owed(out, now)
 	switch {
-	case r.leftover() && (paused || !s.TS.Equal(r.Taken) || !past.Before(r.End)):
+	case s.TS.After(r.Taken), r.leftover() && (paused || s.TS.Before(r.Taken) || !past.Before(r.End)):
 	case room < d.Capacity:
 		s.Value = max(min(s.Value, d.Capacity), min(s.Value+r.Count, room))
 	default:

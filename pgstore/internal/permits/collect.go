@@ -11,20 +11,25 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// collector waits for several permits. Those of one limit it collects, once it has the turn of the key,
-// which one waiter has of all processes: what is free is its, and what is held it claims, so that it has
-// that next. (Two that had collected a half each would wait for each other.) Those of several limits it
-// takes when all are free: it has none of one while it waits for another.
+// collector waits for permits. Several of one limit it collects, once it has the turn of the key, which
+// one waiter has of all processes: what is free is its, and what is held it claims, so that it has that
+// next. (Two that had collected a half each would wait for each other.) One permit it collects when it has
+// been first in line for long: others may go on taking all that is free at once. Permits of several limits
+// it takes when all are free: it has none of one while it waits for another.
 type collector struct {
 	*Permits
 	waiter *flight.Waiter
 	key    decide.Key // of the limit that is asked first
+	first  time.Time  // since when it is first in line; zero when it is not
 	turn   int64      // its fence; 0 if another waiter has the turn
 	lease  time.Duration
 }
 
-// try takes the permits if they are free, and otherwise collects.
-func (c *collector) try(ctx context.Context) (ratelimit.Permit, error) {
+// patience is for how long a waiter for one permit is first in line before it collects.
+const patience = 4 * time.Second
+
+// try takes the permits if they are free, one by a search, and otherwise collects.
+func (c *collector) try(ctx context.Context, s search) (ratelimit.Permit, error) {
 	asked := c.local.Wants(c.waiter)
 	for _, r := range asked {
 		if err := r.Fits(); err != nil { // with a Limit that is smaller by now
@@ -34,11 +39,17 @@ func (c *collector) try(ctx context.Context) (ratelimit.Permit, error) {
 	permit := ratelimit.Permit{InFlight: asked[0].Limit, Key: asked[0].Key, N: asked[0].N}
 	if c.turn == 0 {
 		var err error
-		if permit, err = c.acquireSet(ctx, asked); err != nil || permit.OK {
+		if c.waiter.Several() {
+			permit, err = c.acquireSet(ctx, asked)
+		} else {
+			permit, err = c.acquire(ctx, s)
+		}
+		if err != nil || permit.OK {
 			return permit, err
 		}
 	}
-	if len(asked) > 1 || !c.table.PassesOver() || !c.local.First(c.waiter) {
+	waits := c.waiter.Several() || !c.first.IsZero() && time.Since(c.first) > patience
+	if len(asked) > 1 || !waits || !c.table.PassesOver() || !c.local.First(c.waiter) {
 		return permit, nil
 	}
 	got, err := c.collect(ctx, asked[0])
@@ -108,7 +119,7 @@ func (c *collector) collected(r ratelimit.PermitRequest, col *table.Collection, 
 // end lets go of what was collected in vain, and of the turn.
 func (c *collector) end() {
 	c.abandon(c.turn)
-	c.turn = 0
+	c.turn, c.first = 0, time.Time{}
 }
 
 // abandon frees what was collected in a turn, and lets go of its claims. It tries until that is done or

@@ -119,7 +119,7 @@ func (f *Permits) Release(ctx context.Context, permit ratelimit.Permit) error {
 		f.local.Lost(row.Key, row.Shard)
 		return err
 	case op.Done.Given:
-		f.local.LetGo(row.Key, row.Shard)
+		f.local.Lost(row.Key, row.Shard)
 	case hands:
 		if taken := permitOf(next, op, asked); !f.local.Hand(row.Key, taken) {
 			f.GiveBack(ctx, taken)

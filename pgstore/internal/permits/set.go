@@ -82,10 +82,8 @@ func (f *Permits) releaseSet(ctx context.Context, permit ratelimit.Permit) error
 	err := f.changeHeld(ctx, op)
 	for _, o := range op.Set() {
 		switch {
-		case err != nil:
+		case err != nil || o.Done.Given:
 			f.local.Lost(o.Row.Key, o.Row.Shard)
-		case o.Done.Given:
-			f.local.LetGo(o.Row.Key, o.Row.Shard)
 		default:
 			f.local.Freed(o.Row.Key, o.Row.Shard)
 		}
@@ -274,6 +272,9 @@ func (s *setSearch) choose(i int) ([]flight.Choice, error) {
 		return nil, err
 	}
 	part.look = seen
+	part.vain = slices.DeleteFunc(part.vain, func(number int) bool { // it is there by now
+		return slices.ContainsFunc(seen.Permits, func(v table.PermitView) bool { return v.Number == number })
+	})
 	part.saw()
 	return s.local.ChooseAll(keyOf(r), r.N, r.Limit.Limit, part.asked), nil
 }

@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/flight"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
@@ -28,30 +26,21 @@ func (f *Permits) Await(ctx context.Context, request ratelimit.PermitRequest) (r
 		}
 	}()
 	key := keyOf(request)
-	t := turns{try: func(s search) (ratelimit.Permit, error) { return f.acquire(ctx, s) }, pass: func() {}}
-	if w.Several() {
-		c := collector{Permits: f, waiter: w, key: key}
-		defer c.end()
-		t = turns{try: func(search) (ratelimit.Permit, error) { return c.try(ctx) }, pass: c.end}
-	}
+	c := collector{Permits: f, waiter: w, key: key}
+	defer c.end()
 	if asks {
-		permit, err := t.try(search{limit: f.local.Wants(w)[0].Limit, look: table.PermitLook{Key: key}})
+		permit, err := c.try(ctx, search{limit: f.local.Wants(w)[0].Limit, look: table.PermitLook{Key: key}})
 		if err != nil || permit.OK {
 			return permit, err
 		}
 		f.local.Enter(w)
 	}
-	return f.inLine(ctx, w, key, t)
+	return c.inLine(ctx)
 }
 
-// turns is what a waiter does when it is first in line, and when it is not any more.
-type turns struct {
-	try  func(search) (ratelimit.Permit, error)
-	pass func()
-}
-
-// inLine is Await of a waiter.
-func (f *Permits) inLine(ctx context.Context, w *flight.Waiter, key decide.Key, t turns) (ratelimit.Permit, error) {
+// inLine is Await of a waiter that is in line.
+func (c *collector) inLine(ctx context.Context) (ratelimit.Permit, error) {
+	w, key := c.waiter, c.key
 	again := time.NewTimer(time.Hour)
 	defer again.Stop()
 	var next time.Time // before which one that reads all permits does not look
@@ -62,7 +51,7 @@ func (f *Permits) inLine(ctx context.Context, w *flight.Waiter, key decide.Key, 
 		case <-ctx.Done():
 			return ratelimit.Permit{}, ctx.Err()
 		case now := <-w.Turn:
-			at := f.local.Look(key)
+			at := c.local.Look(key)
 			if now {
 				at = next
 			}
@@ -72,16 +61,19 @@ func (f *Permits) inLine(ctx context.Context, w *flight.Waiter, key decide.Key, 
 			}
 		case <-again.C:
 		}
-		if !f.local.First(w) { // a caller that came before has asked in vain meanwhile
-			t.pass()
+		if !c.local.First(w) { // a caller that came before has asked in vain meanwhile
+			c.end()
 			continue
 		}
-		limit := f.local.Wants(w)[0].Limit
+		if c.first.IsZero() {
+			c.first = time.Now()
+		}
+		limit := c.local.Wants(w)[0].Limit
 		s := search{limit: limit, look: table.PermitLook{Key: key}}
 		if limit.Limit > mostLooked {
 			s.look.PartOf = limit.Limit
 		}
-		permit, err := t.try(s)
+		permit, err := c.try(ctx, s)
 		if err != nil || permit.OK {
 			return permit, err
 		}
@@ -89,11 +81,11 @@ func (f *Permits) inLine(ctx context.Context, w *flight.Waiter, key decide.Key, 
 		if first := permit.NotBefore.Sub(permit.At); first > 0 && first < wait {
 			wait = first + rand.N(lookAgain/8)
 		}
-		if w.Several() {
+		if w.Several() || c.turn != 0 {
 			pause := time.Duration(limit.Limit) * table.PermitTurn / table.PermitPart
 			next, wait = time.Now().Add(pause), max(wait, pause)
 		}
-		f.local.LookAgain(key, time.Now().Add(wait))
+		c.local.LookAgain(key, time.Now().Add(wait))
 		again.Reset(wait)
 	}
 }

@@ -160,6 +160,57 @@ func TestCollectPermitsBesideATransaction(t *testing.T) {
 	b.wantHeld(1)
 }
 
+// A permit that was given to a waiter that has all that it wanted is not claimed by the next one, which
+// would wait for a holder that there is not, and freed by nobody.
+func TestCollectPermitsAfterOneThatWasGivenTooMany(t *testing.T) {
+	b := newCollectBench(t)
+	fences := []int64{b.take(0), b.take(1), b.take(2)}
+	c := &Collection{Key: b.key, Limit: 3, Wanted: 1, Lease: time.Minute}
+	b.collect(c, 0)
+	turn := c.Turn
+	tx, err := b.db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	op := &PermitOp{Row: decide.Row{Key: b.key, Shard: 0}, Fence: fences[0]}
+	if err := b.table.ChangePermitSetIn(t.Context(), tx, PermitSet{op}, &b.now); err != nil || !op.Done.Given {
+		t.Fatalf("got %+v and %v", op.Done, err)
+	}
+	b.op(1, fences[1], 0, false)
+	b.collect(c, 1)
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.now = b.now.Add(3 * time.Millisecond) // the turn is nobody's for as long as it was
+	next := &Collection{Key: b.key, Limit: 3, Wanted: 2, Lease: time.Minute}
+	b.collect(next, 0)
+	b.wantHeld(3)
+	b.abandon(turn)
+	b.wantHeld(2)
+	b.op(2, fences[2], 0, false)
+	b.collect(next, 2)
+}
+
+// A row that a transaction is making, for as long as it likes, keeps nobody from collecting others.
+func TestCollectPermitsBesideOneThatIsBeingMade(t *testing.T) {
+	b := newCollectBench(t)
+	held := b.take(1)
+	tx, err := b.db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	op := &PermitOp{Row: decide.Row{Key: b.key, Shard: 2}, Lease: time.Minute}
+	if err := b.table.ChangePermitSetIn(t.Context(), tx, PermitSet{op}, &b.now); err != nil || !op.Done.OK {
+		t.Fatalf("got %+v and %v", op.Done, err)
+	}
+	c := &Collection{Key: b.key, Limit: 5, Wanted: 4, Lease: time.Minute}
+	b.collect(c, 0)
+	b.op(1, held, 0, false)
+	b.collect(c, 4)
+}
+
 // Who gives up leaves nothing behind, and of who dies nothing is left after a lease. Nothing is left at
 // once of a permit that another has taken.
 func TestCollectPermitsEnds(t *testing.T) {

@@ -137,7 +137,7 @@ func (a *account) back(r *bucket.Return, now time.Time) {
 		}
 		return
 	case bucket.FixedWindow:
-		if swallowed || !end.IsZero() && (!a.definition.Refill(a.state, now).TS.Equal(r.Taken) || !end.After(t)) {
+		if swallowed || a.state.TS.After(r.Taken) || !end.IsZero() && (!a.definition.Refill(a.state, now).TS.Equal(r.Taken) || !end.After(t)) {
 			return
 		}
 	default:

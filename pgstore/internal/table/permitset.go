@@ -58,6 +58,46 @@ func (t *Table) queueFreePermits(batch *pgx.Batch, s PermitSet) {
 	}
 }
 
+// overPermits queues a statement over a set behind the making of rows that are missing, in one round trip.
+// If another transaction is making one of these, which may take long, it goes on without that one.
+func (t *Table) overPermits(ctx context.Context, pool *pgxpool.Pool, set PermitSet, queue func(*pgx.Batch)) error {
+	trip := func(missing PermitSet) error {
+		return oneTrip(ctx, pool, func(batch *pgx.Batch) {
+			t.QueueBounds(batch, conn.PassOver)
+			t.queueFreePermits(batch, missing)
+			queue(batch)
+		})
+	}
+	err := trip(set)
+	if !conn.TimedOut(err) {
+		return err
+	}
+	if err := t.makeFreePermits(ctx, pool, set); err != nil {
+		return err
+	}
+	return trip(nil)
+}
+
+// makeFreePermits makes those rows that may not be there, by halves until the one that another
+// transaction is making is by itself, and left out.
+func (t *Table) makeFreePermits(ctx context.Context, pool *pgxpool.Pool, s PermitSet) error {
+	err := oneTrip(ctx, pool, func(batch *pgx.Batch) {
+		t.QueueBounds(batch, conn.PassOver)
+		t.queueFreePermits(batch, s)
+	})
+	switch half := len(s) / 2; {
+	case !conn.TimedOut(err):
+		return err
+	case half == 0:
+		return nil
+	default:
+		if err := t.makeFreePermits(ctx, pool, s[:half]); err != nil {
+			return err
+		}
+		return t.makeFreePermits(ctx, pool, s[half:])
+	}
+}
+
 // ChangePermitSet makes a set, in one statement and round trip unless permits are missing. It passes
 // over a row that another transaction has locked: then it is none, or lock_not_available. On a
 // distributed table each permit is a statement, which waits for its row, and COMMIT another round trip.
@@ -68,9 +108,7 @@ func (t *Table) ChangePermitSet(ctx context.Context, pool *pgxpool.Pool, set Per
 	if !t.PassesOver() {
 		return t.changeEach(ctx, pool, set, now)
 	}
-	return oneTrip(ctx, pool, func(batch *pgx.Batch) {
-		t.QueueBounds(batch, conn.PassOver)
-		t.queueFreePermits(batch, set)
+	return t.overPermits(ctx, pool, set, func(batch *pgx.Batch) {
 		names, keys, numbers := set.columns(every)
 		leases, fences := make([]float64, len(set)), make([]*int64, len(set))
 		for i, op := range set {
@@ -145,22 +183,21 @@ type Collection struct {
 // CollectPermits takes what is free of a key's permits for the one waiter that collects, if it has the
 // turn or nobody has, and claims what is held. When all are there, they are its Permits, its claims are
 // over, and the turn is nobody's for as long as it lasted, so that others are served between two that
-// collect. It makes all permits that are missing when it takes the turn.
+// collect. When it takes the turn for several, it makes all permits that are missing.
 //
 // It passes over rows that another transaction has locked. One of these may be about to give the waiter a
 // permit too many: AbandonPermits frees that.
 func (t *Table) CollectPermits(ctx context.Context, pool *pgxpool.Pool, c *Collection, now *time.Time) error {
 	began := c.Turn
 	c.Turn, c.Permits = 0, nil
-	return oneTrip(ctx, pool, func(batch *pgx.Batch) {
-		t.QueueBounds(batch, conn.PassOver)
-		if began == 0 {
-			var all PermitSet
-			for n := range c.Limit {
-				all = append(all, &PermitOp{Row: decide.Row{Key: c.Key, Shard: n}, New: true})
-			}
-			t.queueFreePermits(batch, append(all, &PermitOp{Row: decide.Row{Key: c.Key, Shard: turnNumber}, New: true}))
+	var missing PermitSet
+	if began == 0 {
+		missing = PermitSet{{Row: decide.Row{Key: c.Key, Shard: turnNumber}, New: true}}
+		for n := 0; c.Wanted > 1 && n < c.Limit; n++ {
+			missing = append(missing, &PermitOp{Row: decide.Row{Key: c.Key, Shard: n}, New: true})
 		}
+	}
+	return t.overPermits(ctx, pool, missing, func(batch *pgx.Batch) {
 		batch.Queue(t.inflight["permit_collect"], c.Key.Name, c.Key.Key, int32(c.Limit), int32(c.Wanted), micros(c.Lease), began, now).Query(c.scan)
 	})
 }

@@ -20,7 +20,7 @@ WITH c AS MATERIALIZED (
 	SELECT count(*) = $4::int4 AS done FROM got
 ), claims AS MATERIALIZED (
 	SELECT r.shard FROM turn JOIN %[1]s AS r ON r.name = $1::text AND r.key = $2::text AND r.shard < 10000 CROSS JOIN c CROSS JOIN done
-	WHERE r.ts > c.now AND r.shard NOT IN (SELECT shard FROM mine)
+	WHERE r.ts > c.now AND (r.ahead IS NULL OR r.paused IS NOT NULL)
 		AND CASE WHEN done.done OR r.shard >= $3::int4 THEN r.ahead[1] = turn.fence ELSE r.ahead[1] IS DISTINCT FROM turn.fence OR r.paused < c.soon END
 	LIMIT 1000 FOR UPDATE OF r SKIP LOCKED
 ), w AS (
