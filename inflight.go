@@ -329,7 +329,8 @@ func (s Permit) Validate() error {
 		twice := func(o PermitNumber) bool { return o.Number == m.Number }
 		acquired = acquired && held(m.Number, m.Fence) && m.Number != s.Number && !slices.ContainsFunc(s.More[:i], twice)
 	}
-	if !acquired {
+	nested := slices.ContainsFunc(s.With, func(p Permit) bool { return len(p.With) > 0 })
+	if !acquired || nested {
 		return &FieldError{Limit: s.InFlight.Name, Field: "Permit", Value: s, Reason: "must be one that was acquired"}
 	}
 	for _, p := range s.With {

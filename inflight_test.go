@@ -70,4 +70,13 @@ func TestPermitAsJSON(t *testing.T) {
 	if !read.Ends().Before(at) {
 		t.Errorf("a permit that was read ends at %v, which it cannot know", read.Ends())
 	}
+	inner, outer := permit, permit
+	inner.With = []Permit{permit}
+	outer.With = []Permit{inner}
+	if err := inner.Validate(); err != nil {
+		t.Errorf("one with another: %v", err)
+	}
+	if err := outer.Validate(); !errors.Is(err, ErrInvalid) {
+		t.Errorf("one with one that has another, of which a release knows nothing: got %v, want ErrInvalid", err)
+	}
 }

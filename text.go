@@ -258,7 +258,16 @@ func amount(v float64) string {
 	case math.IsInf(v, 1):
 		return "unlimited"
 	}
-	return strconv.FormatFloat(v, 'g', -1, 64)
+	return plain(v)
+}
+
+// plain returns a number without an exponent where people write none.
+func plain(v float64) string {
+	format := byte('f')
+	if a := math.Abs(v); a >= 1e15 || a < 1e-6 && a > 0 {
+		format = 'g'
+	}
+	return strconv.FormatFloat(v, format, -1, 64)
 }
 
 // span returns a duration without the zeros that time.Duration ends with: 1m, not

@@ -39,7 +39,7 @@ func TestString(t *testing.T) {
 		},
 		{
 			FixedWindow{Name: "w\n", Rate: 1e9, Period: 24 * time.Hour, MaxReserved: 7, Start: monday},
-			`fixed window "w\n": 1e+09 per 24h, capacity 1e+09, max reserved 7, start 2025-01-06T00:00:00Z`,
+			`fixed window "w\n": 1000000000 per 24h, capacity 1000000000, max reserved 7, start 2025-01-06T00:00:00Z`,
 		},
 		{
 			SlidingWindow{Name: "s", Rate: 100, Period: time.Minute, Shards: 2, Start: monday},

@@ -40,12 +40,12 @@ rights AS (
 	SELECT r.oid, r.rolname, c.relname AS object, c.relkind::text AS kind, p AS privilege
 	FROM home AS h JOIN pg_class AS c ON c.relnamespace = h.oid AND c.relname ~ '^rate_limit'
 	CROSS JOIN roles AS r
-	CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'TRIGGER', 'USAGE']) AS p
+	CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'TRIGGER', 'REFERENCES', 'USAGE']) AS p
 	WHERE NOT (r.oid <> 0 AND pg_has_role(r.oid, c.relowner, 'USAGE'))
 		AND CASE
 			WHEN c.relkind = 'S' THEN CASE WHEN p IN ('USAGE', 'UPDATE') THEN has_sequence_privilege(r.rolname, c.oid, p) END
 			WHEN c.relkind NOT IN ('r', 'p', 'v') OR p = 'USAGE' THEN false
-			WHEN p IN ('SELECT', 'INSERT', 'UPDATE') THEN has_any_column_privilege(r.rolname, c.oid, p)
+			WHEN p IN ('SELECT', 'INSERT', 'UPDATE', 'REFERENCES') THEN has_any_column_privilege(r.rolname, c.oid, p)
 			ELSE has_table_privilege(r.rolname, c.oid, p)
 		END
 	UNION
@@ -103,7 +103,9 @@ func (r *Rights) add(object, kind string, privileges []string) {
 		return
 	}
 	r.Writes = append(r.Writes, object+" ("+strings.Join(writes, ", ")+")")
-	r.Beyond = r.Beyond || kind == "S" || versions || slices.Contains(writes, "TRUNCATE") || slices.Contains(writes, "TRIGGER")
+	r.Beyond = r.Beyond || kind == "S" || versions || slices.ContainsFunc(writes, func(w string) bool {
+		return w == "TRUNCATE" || w == "TRIGGER" || w == "REFERENCES" // a foreign key would keep Prune from deleting
+	})
 }
 
 // String says in words what the role can do.

@@ -103,8 +103,8 @@ WHERE l.locktype = 'relation' AND l.relation = to_regclass($1::text)
 ORDER BY l.granted DESC LIMIT 1`
 
 const (
-	lockLook  = 50 * time.Millisecond // for a look at the table's lock, with its connection
-	lockKnown = time.Second           // for which its answer is used
+	lockLook  = 200 * time.Millisecond // for a look at the table's lock, with its connection
+	lockKnown = time.Second            // for which its answer is used
 )
 
 // tableLock is what was seen last of the table's lock.
