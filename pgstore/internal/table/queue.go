@@ -41,7 +41,7 @@ func (t *Table) QueueMust(batch *pgx.Batch, c *decide.Change, mark string, now *
 	}
 	batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
 		*taken = Taken{}
-		err := taken.scan(first{rows}, &c.Definition, false, now)
+		err := taken.scan(first{rows}, &c.Definition, all, now)
 		if c := rows.Conn(); c != nil {
 			return done(c, err)
 		}
