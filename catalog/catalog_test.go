@@ -592,6 +592,8 @@ func TestRowsByHand(t *testing.T) {
 	c, l := newCatalog(t, db)
 	must(t, c.Publish(ctx, api, signUp, strict))
 	must(t, c.PublishInFlight(ctx, calls))
+	const byCalendar = "(name, kind, rate, period, max_reserved, shards, zone, anchor, every, time) VALUES ('l', 'fixed window', 5, '366 days', 1, 1, 'UTC', '2024-01-01', "
+	exec(t, db, "INSERT INTO rate_limit_definitions "+strings.ReplaceAll(byCalendar, "'l'", "'by hand'")+"'3 months', '09:00')")
 	for words, sql := range map[string]string{
 		`constraint "rate must`:                   "(name, key, rate) VALUES ('api', 'a', -1)",
 		`constraint "rate  must`:                  "(name, key, rate) VALUES ('api', 'a', 'NaN')",
@@ -613,6 +615,13 @@ func TestRowsByHand(t *testing.T) {
 		`constraint "slots are those`:             "(name, kind, rate, period, max_reserved, shards, slots) VALUES ('l', 'token bucket', 5, '1 s', 1, 1, 8)",
 		`constraint "start is not for`:            "(name, kind, rate, period, max_reserved, shards, start) VALUES ('l', 'token bucket', 5, '1 s', 1, 1, now())",
 		`constraint "name must`:                   "(name, kind, rate, period, max_reserved, shards) VALUES ('', 'token bucket', 5, '1 s', 1, 1)",
+		`constraint "every must be day`:           byCalendar + "'months', NULL)",
+		`constraint "every  must be day`:          byCalendar + "'0 months', NULL)",
+		`constraint "every must be at most`:       byCalendar + "'1197 months', NULL)",
+		`constraint "every must be at  most`:      byCalendar + "'36501 days', NULL)",
+		`constraint "time must be`:                byCalendar + "'month', '9:00')",
+		`constraint "time must  be`:               byCalendar + "'month', '24:00')",
+		`constraint "time is that of every"`:      "(name, kind, rate, period, max_reserved, shards, time) VALUES ('l', 'fixed window', 5, '1 s', 1, 1, '09:00')",
 		`no program has published a limit "apu"`:  "(name, key, rate) VALUES ('apu', 'a', 5)",
 		`whose capacity is its rate`:              "(name, key, capacity) VALUES ('strict', 'a', 5)",
 		`of which none is in mode shadow`:         "(name, mode) VALUES ('calls', 'shadow')",
