@@ -57,6 +57,7 @@ var mayImport = map[string][]string{
 	"internal/edge":            {".", "internal/keyqueue", "internal/mask", "internal/watch"},
 	"internal/visible":         {},
 	"internal/gate":            {},
+	"internal/parked":          {pgx},
 	"internal/chart":           {"internal/visible"},
 	"internal/trial":           {".", "internal/chart", "memstore"},
 	"internal/inspect":         {".", "catalog", "internal/edge", "internal/gate", "internal/visible", "pgstore", pgx},

@@ -68,7 +68,7 @@ func newDumped(t *testing.T, server, role, name string, migrated bool) dumped {
 		t.Fatal(err)
 	}
 	t.Cleanup(d.pool.Close)
-	for _, set := range []migrations.Set{"", migrations.Catalog, migrations.Functions, migrations.Refusals} {
+	for _, set := range migrations.Sets() {
 		if !migrated {
 			break
 		}

@@ -156,6 +156,7 @@ type Middleware struct {
 	config  MiddlewareConfig
 	turns   keyqueue.Queue[string] // of the jobs that ask at gates
 	passing counts                 // jobs that queue, ask, or wait for their start
+	lines   *lines                 // of parked jobs; nil without InFlight
 }
 
 var _ rivertype.WorkerMiddleware = (*Middleware)(nil)
@@ -195,6 +196,9 @@ func NewMiddleware(store *pgstore.Store, config *MiddlewareConfig) (*Middleware,
 	}
 	if m.config.Logger == nil {
 		m.config.Logger = slog.Default()
+	}
+	if m.config.InFlight != nil {
+		m.lines = newLines(store, m.config.Logger)
 	}
 	return m, nil
 }
