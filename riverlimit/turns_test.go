@@ -21,13 +21,23 @@ import (
 )
 
 // statements counts those that a pool sends, without BEGIN, COMMIT and ROLLBACK.
-type statements struct{ n atomic.Int64 }
+type statements struct {
+	n  atomic.Int64
+	mu sync.Mutex
+	by map[string]int
+}
 
 func (s *statements) add(sql string) {
 	switch strings.ToUpper(strings.Fields(sql)[0]) {
 	case "BEGIN", "COMMIT", "ROLLBACK":
 	default:
 		s.n.Add(1)
+		s.mu.Lock()
+		if s.by == nil {
+			s.by = map[string]int{}
+		}
+		s.by[sql[:min(len(sql), 130)]]++
+		s.mu.Unlock()
 	}
 }
 
@@ -168,6 +178,11 @@ func (r *turnsRun) run(b *testing.B, lasts time.Duration) {
 	start(b, client)
 	time.Sleep(lasts)
 	all := sent.n.Load()
+	sent.mu.Lock()
+	for k, v := range sent.by {
+		fmt.Println(v, strings.Join(strings.Fields(k), " "))
+	}
+	sent.mu.Unlock()
 	mu.Lock()
 	defer mu.Unlock()
 	for _, at := range began {

@@ -202,7 +202,7 @@ func (f *Permits) ReleaseFunc(ctx context.Context, permit ratelimit.Permit, do f
 	if err != nil {
 		return err
 	}
-	f.Released(permit)
+	f.renewers.Gone(permit)
 	for _, p := range permit.Parts() {
 		key := decide.Key{Name: p.InFlight.Name, Key: p.Key}
 		f.local.Freed(key, p.Number)
