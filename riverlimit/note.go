@@ -33,6 +33,8 @@ type note struct {
 	Started bool `json:"started,omitempty"`
 	// Parked is true once the job was parked: when it comes again, it was woken.
 	Parked bool `json:"parked,omitempty"`
+	// Behind is true once a limit has refused the job, and it has a place behind others.
+	Behind bool `json:"behind,omitempty"`
 }
 
 // paid is a limit's identity in the database and, of a sliding window, the last

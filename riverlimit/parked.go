@@ -126,7 +126,7 @@ const wakeSQL = `WITH asked AS MATERIALIZED (
 		WHERE p.river = $1 AND p.name = r.name AND p.key = r.key AND j.state IN ('scheduled', 'available')
 		ORDER BY p.priority, p.job LIMIT greatest(r.room, 0) FOR UPDATE OF j SKIP LOCKED) AS c
 ), woken AS (
-	UPDATE RIVER_JOB AS j SET state = 'available', scheduled_at = least(j.scheduled_at, now())
+	UPDATE RIVER_JOB AS j SET state = 'available', scheduled_at = least(j.created_at, now())
 	FROM ready AS r WHERE j.id = r.job AND r.sum <= r.room
 	RETURNING j.id, j.queue, r.i, r.weight
 ), head AS (
