@@ -13,9 +13,6 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// leastParked is for how long the first in line is put off at least, if permits seem to be free.
-const leastParked = time.Second
-
 // inFlight does a job's work while it holds a permit, if it is to have one. A job that gets none is parked.
 func (m *Middleware) inFlight(ctx context.Context, job *rivertype.JobRow, work func(context.Context) error) error {
 	asked := permitsOf(m.config.Catalog, m.config.InFlight, job)
@@ -57,15 +54,15 @@ func permitsOf(catalog ratelimit.Catalog, of func(*rivertype.JobRow) ratelimit.P
 // acquire returns the job's permit, or the refusal of the part for which it has to wait. Where jobs wait in
 // line a new one asks only if it may wait in a worker.
 func (m *Middleware) acquire(ctx context.Context, c client, job *rivertype.JobRow, asked *ratelimit.PermitRequest) (ratelimit.Permit, error) {
-	full, wait := m.lines.enter(c, asked)
+	wait, full := m.lines.enter(c, asked, noteOf(ctx, job).Parked, m.config.MaxWait)
 	switch {
-	case full != nil && full.Limit.Mode != ratelimit.ModeRefuse && !noteOf(ctx, job).Parked:
+	case full != nil:
 		return refusalOf(full), nil
-	case !wait:
+	case wait == 0:
 		return m.store.Permits().Acquire(ctx, *asked)
 	}
 	defer m.lines.leave(c, asked)
-	waiting, cancel := context.WithTimeout(ctx, m.config.MaxWait)
+	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	permit, err := m.store.Permits().AcquireWait(waiting, *asked)
 	if ctx.Err() == nil && waiting.Err() != nil && errors.Is(err, context.DeadlineExceeded) {
@@ -91,10 +88,14 @@ func (m *Middleware) park(ctx context.Context, c client, job *rivertype.JobRow, 
 		return m.putOff(ctx, job, e, err)
 	}
 	m.observe(ctx, job, e)
-	if first {
-		return river.JobSnooze(max(refused.NotBefore.Sub(refused.At), leastParked))
+	ends := refused.NotBefore.Sub(refused.At)
+	switch {
+	case !first:
+		return river.JobSnooze(parkedFor)
+	case ends <= 0: // a permit has just been taken, or released
+		return river.JobSnooze(refused.InFlight.LeaseOrDefault())
 	}
-	return river.JobSnooze(parkedFor)
+	return river.JobSnooze(ends)
 }
 
 // permitKey is for a job's permit in its context.

@@ -112,27 +112,33 @@ func (l *lines) standby(id lineID, li *line) int {
 	return max(0, min(int(time.Duration(li.limit)*soon/took), 2*li.limit+fronts)-li.waiting)
 }
 
-// enter returns the part of a request whose line is known and has no place left in workers here; or, if
-// the job may ask, whether it may wait for its permits. Then it must leave.
-func (l *lines) enter(c client, asked *ratelimit.PermitRequest) (full *ratelimit.PermitRequest, wait bool) {
+// enter returns for how long a job may wait for its permits in a worker; it must leave then. 0 is not at all:
+// it asks. A new job for which others wait in line already, and as many as may in workers here, does not
+// ask either: then enter returns the part of its request of which that is so. One that was woken waits in
+// any case, but not long.
+func (l *lines) enter(c client, asked *ratelimit.PermitRequest, woken bool, most time.Duration) (wait time.Duration, full *ratelimit.PermitRequest) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	parts := asked.Parts()
 	for i, p := range parts {
 		id := idOf(c, p.Limit.Name, p.Key)
-		if li := l.of[id]; li != nil && li.known {
-			if l.standby(id, li) < p.N {
-				return &parts[i], false
-			}
-			wait = true
+		li := l.of[id]
+		switch {
+		case li == nil || !li.known:
+		case l.standby(id, li) >= p.N:
+			wait = max(wait, most)
+		case !woken && p.Limit.Mode != ratelimit.ModeRefuse:
+			return 0, &parts[i]
+		default:
+			wait, most = min(most, soon), min(most, soon)
 		}
 	}
-	if wait {
+	if wait > 0 {
 		for _, p := range parts {
 			l.line(idOf(c, p.Limit.Name, p.Key), p.Limit).waiting += p.N
 		}
 	}
-	return nil, wait
+	return wait, nil
 }
 
 // leave ends the wait of a job that has entered.

@@ -101,9 +101,10 @@ const fronts = 50
 
 // wakeSQL makes parked jobs available, as many of each line as there are permits for, and takes them out
 // of the line; those too that were cancelled, deleted or retried by hand, and those that have ended. A
-// job whose snooze River has not written is passed over, and so is one that another transaction has
-// locked. The first of those left is scheduled for the end of a lease, in case the holder dies. River
-// hears of it as of an insertion.
+// job whose snooze River has not written is passed over, unless it wants several permits, and so is one
+// that another transaction has locked. The first of those left is scheduled for the end of a lease, in
+// case the holder dies. River hears of it as of an insertion. A woken job comes before those that were
+// inserted after it: it may start.
 //
 // It waits for no lock, so the order in which transactions wake does not matter.
 const wakeSQL = `WITH asked AS MATERIALIZED (
@@ -120,14 +121,16 @@ const wakeSQL = `WITH asked AS MATERIALIZED (
 	FROM asked AS a CROSS JOIN LATERAL (
 		SELECT f.weight FROM front AS f WHERE f.i = a.i AND f.state IN ('scheduled', 'available') ORDER BY f.priority, f.job LIMIT 1) AS h
 ), ready AS MATERIALIZED (
-	SELECT r.i, r.room, c.job, c.weight, sum(c.weight) OVER (PARTITION BY r.i ORDER BY c.priority, c.job) AS sum
+	SELECT r.i, r.room, r.extra, c.job, c.weight, sum(c.weight) OVER line AS sum, max(c.weight) OVER line AS widest
 	FROM room AS r CROSS JOIN LATERAL (
 		SELECT p.priority, p.job, p.weight FROM PARKED AS p JOIN RIVER_JOB AS j ON j.id = p.job
-		WHERE p.river = $1 AND p.name = r.name AND p.key = r.key AND j.state IN ('scheduled', 'available')
+		WHERE p.river = $1 AND p.name = r.name AND p.key = r.key
+			AND (j.state IN ('scheduled', 'available') OR j.state = 'running' AND p.weight > 1 AND j.attempted_at > now() - interval '2 s')
 		ORDER BY p.priority, p.job LIMIT greatest(r.room, 0) FOR UPDATE OF j SKIP LOCKED) AS c
+	WINDOW line AS (PARTITION BY r.i ORDER BY c.priority, c.job)
 ), woken AS (
 	UPDATE RIVER_JOB AS j SET state = 'available', scheduled_at = least(j.created_at, now())
-	FROM ready AS r WHERE j.id = r.job AND r.sum <= r.room
+	FROM ready AS r WHERE j.id = r.job AND j.state <> 'running' AND r.sum <= r.room - CASE WHEN r.widest > 1 THEN r.extra ELSE 0 END
 	RETURNING j.id, j.queue, r.i, r.weight
 ), head AS (
 	UPDATE RIVER_JOB AS j SET scheduled_at = now() + h.lease
