@@ -255,7 +255,7 @@ func runWith(ctx context.Context, o options, stdout, stderr io.Writer) (err erro
 		}
 	}
 	if o.plotFile != "" {
-		if err := drawPlot(o.plotFile, results, facts); err != nil {
+		if err := drawPlot(o.plotFile, results); err != nil {
 			return err
 		}
 	}

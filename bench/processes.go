@@ -5,13 +5,14 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"image/color"
 	"io"
+	"math"
 	"regexp"
 	"slices"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/chart"
 	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/internal/throwaway"
 )
@@ -330,24 +331,26 @@ func (c *processesChecker) decisions() {
 	}
 }
 
-// drawProcesses draws two panels of bars for the transactions, a bar for each implementation
-// in 1, 8 and 40 processes.
+// drawProcesses draws two panels of bars for the transactions, in groups by the number of processes.
 func drawProcesses(file string, spreads []spread) error {
-	colors := map[string]color.Color{noLimit: grey, oursTxEscrow: sky, oursTxLong: orange, oursTx: blue, oursTx32: navy}
-	barsOf := func(value func(*spread) float64) (bars []bar) {
+	styles := map[string]chart.Style{noLimit: chart.Grey, oursTxEscrow: chart.Teal, oursTxLong: chart.Teal, oursTx: chart.Blue, oursTx32: chart.Violet}
+	pace := chart.FiguresPanel{Label: "transactions a second"}
+	slow := chart.FiguresPanel{Label: "p99, ms"}
+	for _, processes := range []int{1, 8, 40} {
+		var paces, slows chart.Group
 		for i := range spreads {
-			if s := &spreads[i]; s.name == processesTx && slices.Contains([]int{1, 8, 40}, s.processes) {
-				bars = append(bars, bar{fmt.Sprintf("%s, %s", s.impl, s.crowd), value(s), colors[s.impl]})
+			if s := &spreads[i]; s.name == processesTx && s.processes == processes {
+				paces.Name = s.crowd.String() + " (processes × goroutines)"
+				paces.Bars = append(paces.Bars, chart.Bar{Name: s.impl, Style: styles[s.impl], Value: math.Round(median(s.pace))})
+				slows.Bars = append(slows.Bars, chart.Bar{Name: s.impl, Style: styles[s.impl], Value: math.Round(median(s.p99).Seconds()*1e4) / 10})
 			}
 		}
-		return bars
+		if slows.Name = paces.Name; paces.Bars != nil {
+			pace.Groups, slow.Groups = append(pace.Groups, paces), append(slow.Groups, slows)
+		}
 	}
-	panels := []barPanel{
-		{"Transactions a second, by processes × goroutines", barsOf(func(s *spread) float64 { return median(s.pace) }), 0},
-		{"p99, ms", barsOf(func(s *spread) float64 { return float64(median(s.p99)) / float64(time.Millisecond) }), 0},
-	}
-	if len(panels[0].bars) == 0 {
+	if pace.Groups == nil {
 		return errors.New("nothing to draw: --plot shows transactions in 1, 8 and 40 processes")
 	}
-	return drawBars(file, panels)
+	return drawFigures(file, "Transactions with one INSERT, all on one key", pace, slow)
 }

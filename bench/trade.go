@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"sync"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/chart"
 	"github.com/pgratelimit/ratelimit/internal/curve"
 	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/pgstore"
@@ -143,19 +145,21 @@ func printTrade(w io.Writer, all []trade) error {
 
 // drawTrade draws a panel of bars for each figure.
 func drawTrade(file string, all []trade) error {
-	barsOf := func(value func(trade) float64) (bars []bar) {
+	panelOf := func(label string, limit float64, value func(trade) float64) chart.FiguresPanel {
+		var bars []chart.Bar
 		for _, t := range all {
-			b := bar{"Escrow " + t.String(), value(t), blue}
+			b := chart.Bar{Name: "Escrow " + t.String(), Style: chart.Blue, Value: math.Round(value(t))}
 			if t.escrow == 0 {
-				b.color = grey
+				b.Style = chart.Grey
 			}
 			bars = append(bars, b)
 		}
-		return bars
+		return chart.FiguresPanel{Label: label, Limit: limit, Groups: []chart.Group{{Bars: bars}}}
 	}
-	return drawBars(file, []barPanel{
-		{"Decisions a second, one key, 64 goroutines", barsOf(func(t trade) float64 { return t.pace }), 0},
-		{"Statements a second that these take", barsOf(func(t trade) float64 { return t.statements }), 0},
-		{"Most at once, from a full bucket of 10,000", barsOf(func(t trade) float64 { return t.atOnce }), burstCapacity},
-	})
+	return drawFigures(
+		file, "What Config.Escrow gives, and what it costs",
+		panelOf("decisions a second, one key, 64 goroutines", 0, func(t trade) float64 { return t.pace }),
+		panelOf("statements a second that these take", 0, func(t trade) float64 { return t.statements }),
+		panelOf("most at once, from a full bucket of 10,000", burstCapacity, func(t trade) float64 { return t.atOnce }),
+	)
 }

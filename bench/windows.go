@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/chart"
 	"github.com/pgratelimit/ratelimit/internal/curve"
 	"github.com/pgratelimit/ratelimit/memstore"
 	"github.com/pgratelimit/ratelimit/pgstore"
@@ -321,25 +323,23 @@ func printWindows(w io.Writer, all []judged) error {
 	return p.err
 }
 
-// drawWindows draws three panels of bars, a bar for each limiter: ours blue, and red the part
-// above the line.
+// drawWindows draws a panel of bars for each figure: sliding windows blue, and red what exceeds the limit.
 func drawWindows(file string, all []judged) error {
-	barsOf := func(value func(judged) float64, line float64) (bars []bar) {
+	panelOf := func(label string, limit float64, value func(judged) float64) chart.FiguresPanel {
+		var bars []chart.Bar
 		for _, j := range all {
-			b := bar{j.name, value(j), grey}
-			switch _, ours := j.limit.(ratelimit.SlidingWindow); {
-			case line > 0 && b.value > line+0.5:
-				b.color = red
-			case ours:
-				b.color = blue
+			b := chart.Bar{Name: j.name, Style: chart.Grey, Value: math.Round(value(j))}
+			if _, ours := j.limit.(ratelimit.SlidingWindow); ours {
+				b.Style = chart.Blue
 			}
 			bars = append(bars, b)
 		}
-		return bars
+		return chart.FiguresPanel{Label: label, Limit: limit, Groups: []chart.Group{{Bars: bars}}}
 	}
-	return drawBars(file, []barPanel{
-		{"Most granted in any minute, of 100 that are allowed", barsOf(func(j judged) float64 { return allowed * j.most }, allowed), allowed},
-		{"What a flood gets, a minute", barsOf(func(j judged) float64 { return allowed * j.flood }, 0), 0},
-		{"Decisions a second over 10,000 keys, one statement each", barsOf(func(j judged) float64 { return j.each }, 0), 0},
-	})
+	return drawFigures(
+		file, "Six limiters of 100 a minute, attacked",
+		panelOf("most granted in any minute; 100 are allowed", allowed, func(j judged) float64 { return allowed * j.most }),
+		panelOf("what a flood gets, a minute", 0, func(j judged) float64 { return allowed * j.flood }),
+		panelOf("decisions a second over 10,000 keys, one statement each", 0, func(j judged) float64 { return j.each }),
+	)
 }

@@ -138,7 +138,7 @@ func (c *Catalog) Preview(ctx context.Context, name, key string, o *Override) (E
 		if err != nil {
 			return Edit{}, err
 		}
-		k.edit.Left = k.left(&statuses[0], to, c.within())
+		k.edit.Left = leftOf(&statuses[0], to, c.within())
 	}
 	return k.edit, nil
 }

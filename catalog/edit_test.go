@@ -239,7 +239,9 @@ func TestEditsByHandAreTold(t *testing.T) {
 		{"INSERT INTO rate_limit_definitions (name, key, rate) VALUES ('api', 'alice', 50)", `override of limit "api": was none, becomes {"rate": 50, "enabled": true}`},
 		{"UPDATE rate_limit_definitions SET enabled = false WHERE key = 'alice'", `override of limit "api": was {"rate": 50, "enabled": true}, becomes {"rate": 50, "enabled": false}`},
 		{"UPDATE rate_limit_definitions SET enabled = false WHERE key = 'alice'", ""},
-		{"DELETE FROM rate_limit_definitions WHERE key = 'alice'", `override of limit "api": was {"rate": 50, "enabled": false}, becomes none`},
+		{"UPDATE rate_limit_definitions SET key = 'bob' WHERE key = 'alice'", `override of limit "api": was {"rate": 50, "enabled": false}, becomes {"rate": 50, "enabled": false} for a key of limit "api"`},
+		{"UPDATE rate_limit_definitions SET key = NULL WHERE key = 'bob'", `override of limit "api": was {"rate": 50, "enabled": false}, becomes {"rate": 50, "enabled": false} for all keys of limit "api"`},
+		{"DELETE FROM rate_limit_definitions WHERE kind IS NULL", `override of limit "api": was {"rate": 50, "enabled": false}, becomes none`},
 		{"UPDATE rate_limit_definitions SET rate = 11 WHERE kind IS NOT NULL", ""},
 	} {
 		told = nil

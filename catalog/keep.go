@@ -63,8 +63,8 @@ func changes(from, to ratelimit.Limit) bool {
 	return a != b
 }
 
-// left returns what is left of a key by a status of before.
-func (k *keeping) left(before *ratelimit.Status, to ratelimit.Limit, within time.Duration) *Left {
+// leftOf returns what is left of a key by a status of before.
+func leftOf(before *ratelimit.Status, to ratelimit.Limit, within time.Duration) *Left {
 	d, was := to.Definition(), before.Request.Limit.Definition()
 	l := &Left{Before: before.Value, Of: was.Capacity, AfterOf: d.Capacity, After: before.Value + d.Capacity - was.Capacity}
 	if d.Kind != ratelimit.KindSlidingWindow {
@@ -90,7 +90,7 @@ func (c *Catalog) planned(v *view, name, key string, by *Override, agreed *Edit)
 	if agreed != nil {
 		k.edit.AsIs = agreed.AsIs
 	}
-	if c.keeps(&k.edit) {
+	if k.edit.keeps = c.keeps(&k.edit); k.edit.keeps {
 		k.limit = v.limits[name].published.Limit()
 	}
 	return k, nil
@@ -127,7 +127,7 @@ func (c *Catalog) keepKey(ctx context.Context, tx pgx.Tx, name, key string, by *
 			if err != nil {
 				return Edit{}, err
 			}
-			left, record = k.left(&statuses[0], to, c.within()), k.record(&replacement)
+			left, record = leftOf(&statuses[0], to, c.within()), k.record(&replacement)
 		}
 	}
 	made, err := c.write(ctx, tx, name, key, by, agreed, func() error { return c.unchanged(ctx, tx, &k) })
@@ -303,7 +303,7 @@ func (c *Catalog) keepInMemory(ctx context.Context, name, key string, by *Overri
 		more, err = c.replace(ctx, raises)
 	}
 	if all := append(cuts, raises...); err == nil && key != AllKeys && len(all) == 1 {
-		made.Left = k.left(&append(statuses, more...)[0], all[0].To, 0)
+		made.Left = leftOf(&append(statuses, more...)[0], all[0].To, 0)
 	}
 	return made, err
 }

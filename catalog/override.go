@@ -3,6 +3,7 @@ package catalog
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"math"
 	"strings"
 	"time"
@@ -13,6 +14,9 @@ import (
 
 // AllKeys stands in place of a key for all keys of a limit. No key can be the same.
 const AllKeys = "\x00all keys"
+
+// MaxNoteLength is the most bytes that the Note of an [Override] has.
+const MaxNoteLength = 2048
 
 // Override replaces fields of a limit's definition. A field that is zero is not named by it: the
 // definition stays as it is in code, and an edit keeps what is there.
@@ -54,7 +58,7 @@ type Override struct {
 	// Switch is [On] or [Off]: Off keeps the override, and does not use it. A new override is on.
 	Switch Switch
 
-	// Note is for people: why, and for whom.
+	// Note is for people: why, and for whom. It has at most MaxNoteLength bytes.
 	Note string
 
 	// Clear is the fields that an edit takes away from the override, before it sets those that
@@ -164,7 +168,7 @@ func follows(d ratelimit.Definition) bool { return d.Capacity == d.Rate && d.Rat
 func (o Override) on(d ratelimit.Definition) ratelimit.Definition {
 	follows := follows(d)
 	d.Rate, d.Period, d.Slots = cmp.Or(o.Rate, d.Rate), cmp.Or(o.Period, d.Period), cmp.Or(o.Slots, d.Slots)
-	if follows {
+	if follows && d.Rate > 0 { // otherwise the rate is at fault, and not the capacity
 		d.Capacity = d.Rate
 	}
 	if o.Capacity != 0 {
@@ -280,6 +284,9 @@ func (e *Entry) check(p *published) error {
 	}
 	if !utf8.ValidString(e.Note) || strings.ContainsRune(e.Note, 0) {
 		return bad("Note", e.Note, "must be valid UTF-8 without zero bytes")
+	}
+	if len(e.Note) > MaxNoteLength {
+		return bad("Note", e.Note, fmt.Sprintf("of %d bytes must have at most %d", len(e.Note), MaxNoteLength))
 	}
 	if y := e.Until.UTC().Year(); y < 1 || y > 9999 {
 		return bad("Until", e.Until, "must be in the years 1 to 9999")

@@ -29,7 +29,8 @@ type Edit struct {
 	Was, Became *Override // nil if there was none, or is none any more
 
 	// Lower is the fields by which less is granted from then on than by the published
-	// definition: "Rate", "Capacity", "MaxReserved", "AtOnce", or "Mode" if it is refuse.
+	// definition: "Rate", "Capacity", "MaxReserved", "AtOnce", or "Mode" if it is refuse. It is
+	// nil if the edit changes the note and nothing else.
 	Lower []string
 
 	// Left is what is left of the key before and afterwards; nil for all keys, without a
@@ -41,6 +42,7 @@ type Edit struct {
 
 	by            *Override // nil to remove it
 	before, after *view     // of Preview, for Resolve
+	keeps         bool      // unless AsIs, what was used stays used
 }
 
 // ErrChanged is the error of an edit that was agreed to, of an override that is another by now.
@@ -66,6 +68,20 @@ func (e *Edit) Resolve(r ratelimit.Request) (before, after ratelimit.Request) {
 	e.before.choose(&before, nil)
 	e.after.choose(&after, nil)
 	return before, after
+}
+
+// LeftOf returns what the edit leaves of a key, by its status under the definition before it, which
+// Resolve returns; nil if rows stay as they are.
+func (e *Edit) LeftOf(before *ratelimit.Status) *Left {
+	published := ratelimit.Request{Limit: before.Request.Limit, Key: before.Request.Key}
+	if f := e.before.limits[e.Name]; f != nil && f.published != nil {
+		published.Limit = f.published.Limit()
+	}
+	from, to := e.Resolve(published)
+	if !e.keeps || e.AsIs || !changes(from.Limit, to.Limit) {
+		return nil
+	}
+	return leftOf(before, to.Limit, 0)
 }
 
 // InFlight returns the limit of a key as [Catalog.InFlight] does before and after the edit.
@@ -95,7 +111,10 @@ func (v *view) edited(name, key string, by *Override) (Edit, error) {
 		if err := e.checkEdit(by, f.published); err != nil {
 			return Edit{}, err
 		}
-		made.Became, made.Lower = &became, f.lower(&became)
+		made.Became = &became
+		if was := made.Was; was == nil || was.Note == became.Note || was.without(FieldNote) != became.without(FieldNote) {
+			made.Lower = f.lower(&became)
+		}
 		edition.put(newEntry(&e))
 	}
 	after := *v

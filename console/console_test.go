@@ -501,6 +501,7 @@ func TestBadChanges(t *testing.T) {
 		{400, "must be enforce, shadow or refuse", []string{"action", "set", "mode", "on"}},
 		{400, "period &#34;month&#34;", []string{"action", "set", "period", "month"}},
 		{400, "rate &#34;0&#34;: must not be 0", []string{"action", "set", "rate", "0", "note", "n"}},
+		{400, "is over", []string{"action", "set", "rate", "50", "until", "-5m"}},
 		{400, "names no field", []string{"action", "set"}},
 		{400, "there is none to turn on or off", []string{"action", "off"}},
 		{400, "is so already", []string{"action", "unset"}},

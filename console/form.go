@@ -204,6 +204,9 @@ func editOf(form url.Values, now time.Time) (o catalog.Override, err error) {
 			}
 		}
 	}
+	if !o.Until.IsZero() && !o.Until.After(now) {
+		return o, bad("until", form.Get("until"), "is over")
+	}
 	return o, nil
 }
 

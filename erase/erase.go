@@ -1,5 +1,5 @@
-// Package erase forgets keys, for those who must forget a person: what the tables of the library have
-// of a key is deleted from all of them.
+// Package erase deletes all rows about a key from all tables of the library, for those who must
+// forget a person.
 package erase
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Counts are rows of tables that have one of some keys.
+// Counts holds the number of rows about some keys, by table.
 type Counts struct {
 	Rows      int64 `json:"rows"`      // of rate_limits, of all limits, permits and gates too
 	Overrides int64 `json:"overrides"` // of rate_limit_definitions
@@ -27,22 +27,23 @@ func (c Counts) String() string {
 	return fmt.Sprintf("rows of limits: %d, overrides: %d, changes in the history: %d, edits under way: %d, refusals: %d", c.Rows, c.Overrides, c.Changes, c.Pending, c.Refusals)
 }
 
-// tables are those that have keys: how rows are found in each, and how they are erased.
+// tables lists the tables that hold keys, with how to find a key's rows and how to erase them.
 var tables = []struct {
 	name  string
 	where string
 	erase []string
 	count func(*Counts) *int64
 }{
-	// From one name to the next by the index, which begins with the name.
+	// The index begins with the name, so this steps from one name to the next.
 	{"rate_limits", `t.key = ANY ($1::text[]) AND t.name = ANY (ARRAY(WITH RECURSIVE n AS (
 	(SELECT name FROM TABLE ORDER BY name LIMIT 1)
 	UNION ALL
 	SELECT (SELECT o.name FROM TABLE AS o WHERE o.name > n.name ORDER BY o.name LIMIT 1) FROM n WHERE n.name IS NOT NULL
 ) SELECT name FROM n WHERE name IS NOT NULL))`, []string{remove}, func(c *Counts) *int64 { return &c.Rows }},
 	{"rate_limit_definitions", byKey, []string{remove}, func(c *Counts) *int64 { return &c.Overrides }},
-	// After the overrides, whose trigger writes into it. A process finds by what is new there that an
-	// override is gone: the newest change becomes one without a name, after which it reads all.
+	// Erased after the overrides, whose trigger writes into the history. Processes learn from the
+	// newest change that an override is gone, so that change stays, without a name: a process that
+	// meets it reads everything anew.
 	{"rate_limit_history", byKey, []string{
 		`UPDATE TABLE AS t SET at = DEFAULT, role = DEFAULT, who = DEFAULT, name = NULL, key = NULL, was = NULL, became = '{"erased": true}'
 WHERE t.version = (SELECT max(n.version) FROM TABLE AS n WHERE n.key = ANY ($1::text[]))`, remove,
@@ -56,8 +57,8 @@ const (
 	remove = `DELETE FROM TABLE AS t WHERE `
 )
 
-// Count returns what there is of keys, and changes nothing. schema is that of the tables, "" for the
-// search_path. Errors are those of [Keys].
+// Count returns the number of rows about keys, and changes nothing. schema is the tables', "" for
+// the search_path. Errors are those of [Keys].
 func Count(ctx context.Context, tx pgx.Tx, schema string, keys ...string) (Counts, error) {
 	return each(ctx, tx, schema, keys, func(in func(string) string, i int) (n int64, err error) {
 		err = tx.QueryRow(ctx, in("SELECT count(*) FROM TABLE AS t WHERE "+tables[i].where), keys).Scan(&n)
@@ -65,17 +66,17 @@ func Count(ctx context.Context, tx pgx.Tx, schema string, keys ...string) (Count
 	})
 }
 
-// Keys erases keys inside tx: all that the tables have of them, in any limit. schema is that of the
-// tables, "" for the search_path. It returns how many rows that were. Of the history a row stays that
-// says that something was erased, by whom and when.
+// Keys erases keys inside tx, in all limits and tables, and returns the number of rows erased.
+// schema is the tables', "" for the search_path. The history keeps one row that says that something
+// was erased, by whom and when.
 //
-// A key is erased as it is: that of [ratelimit.Key], or of a hash, is another one than its parts. While
-// a program still calls a limit with a key, or holds tokens or counts of it in memory, it writes it
-// again: erase when that has ended. Keys in notes of other overrides, in your own tables such as
-// River's jobs, and in backups stay.
+// Keys are matched exactly: a key joined by [ratelimit.Key] or hashed is another key than its
+// parts. A program that still calls a limit with the key, or holds its tokens or counts in memory,
+// writes it again, so erase after that has ended. Notes of other overrides, your own tables such as
+// River's jobs, and backups are not searched.
 //
-// An error is [ratelimit.ErrInvalid], such as of "", which is the key of limits that have no keys, or
-// one of PostgreSQL and pgx; then roll tx back. A set of migrations that is not applied has nothing.
+// Errors are [ratelimit.ErrInvalid], also for "", the key of limits without keys, and those of
+// PostgreSQL and pgx; roll tx back after one. A set of migrations that was not applied counts 0.
 func Keys(ctx context.Context, tx pgx.Tx, schema string, keys ...string) (Counts, error) {
 	return each(ctx, tx, schema, keys, func(in func(string) string, i int) (n int64, err error) {
 		for _, sql := range tables[i].erase {
@@ -92,7 +93,7 @@ func Keys(ctx context.Context, tx pgx.Tx, schema string, keys ...string) (Counts
 	})
 }
 
-// each does something in every table that is there.
+// each runs one step for every table that exists.
 func each(ctx context.Context, tx pgx.Tx, schema string, keys []string, do func(in func(string) string, i int) (int64, error)) (counts Counts, err error) {
 	for _, key := range keys {
 		if key == "" || !utf8.ValidString(key) || strings.ContainsRune(key, 0) {

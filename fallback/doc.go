@@ -44,5 +44,5 @@
 // receipt cannot be stored as text.
 //
 // The verbs in a transaction are not here: without the database there is no transaction. Call them
-// on the store itself.
+// on the store itself. Those of permits are [Store.Permits].
 package fallback

@@ -649,6 +649,64 @@ func TestGaveUp(t *testing.T) {
 	})
 }
 
+// Permits end at once during a silence, which they notice by themselves; before it and afterwards they
+// are the store's, and memory knows of the rates that were taken with them.
+func TestPermits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db := memstore.New(nil)
+		var events []ratelimit.Event
+		s := newStore(t, db, fallback.Config{Processes: 1, Observe: func(_ context.Context, e ratelimit.Event) { events = append(events, e) }})
+		p := s.Permits(db.Permits())
+		exports := ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Hour}
+		held, err := p.Acquire(t.Context(), exports.For("k"), perSecond.ForN("k", 10))
+		if err != nil || !held.OK {
+			t.Fatal(held, err)
+		}
+		db.SetSilent(true)
+		calls := map[string]func() error{
+			"Acquire":     func() error { _, err := p.Acquire(t.Context(), exports.For("k")); return err },
+			"AcquireWait": func() error { _, err := p.AcquireWait(t.Context(), exports.For("k")); return err },
+			"Renew":       func() error { _, err := p.Renew(t.Context(), held); return err },
+			"Release":     func() error { return p.Release(t.Context(), held) },
+			"Hold": func() error {
+				return p.Hold(t.Context(), exports.For("k"), func(context.Context, ratelimit.Permit) error { t.Error("ran"); return nil })
+			},
+		}
+		for range 3 {
+			if err := calls["Acquire"](); err == nil {
+				t.Fatal("a silent database has answered")
+			}
+		}
+		time.Sleep(100 * time.Millisecond)             // for the probe
+		mustAllow(t, s, false, perSecond.ForN("k", 2)) // as the database has granted all 10
+		events = nil
+		for name, call := range calls {
+			if err := call(); !errors.Is(err, fallback.ErrSilent) {
+				t.Errorf("%s: %v, want ErrSilent", name, err)
+			}
+		}
+		for _, e := range events {
+			if e.ErrorClass != "silent" || e.Permit == nil || e.Permit.InFlight.Name != "exports" {
+				t.Errorf("told of %v, class %q", e, e.ErrorClass)
+			}
+		}
+		if len(events) != len(calls) {
+			t.Errorf("%d events of %d calls", len(events), len(calls))
+		}
+		db.SetSilent(false)
+		time.Sleep(2 * time.Second)
+		if err := p.Release(t.Context(), held); err != nil {
+			t.Errorf("afterwards: %v", err)
+		}
+		if s.Permits(nil) != nil {
+			t.Error("permits of no store are some")
+		}
+		if _, err := (*fallback.Store)(nil).Permits(db.Permits()).Acquire(t.Context(), exports.For("k")); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("a nil Store: %v", err)
+		}
+	})
+}
+
 // A Store that New has not made returns errors.
 func TestNotMade(t *testing.T) {
 	for _, s := range []*fallback.Store{nil, {}} {

@@ -203,7 +203,9 @@ func (n *network) judge(t *testing.T, ends []answered, lasts time.Duration, befo
 	if p99 > 50*time.Millisecond {
 		t.Errorf("p99 is %v from the third second on, want 50ms", p99)
 	}
-	if most.early > before+500 || most.late > before+100 { // 200 calls begin in the second of a time-out
+	// 200 calls begin in the second of a time-out, and pgx takes 15 to close a connection: those of each
+	// pool, and a probe's each second.
+	if most.early > before+500 || most.late > before+100*len(n.stores) {
 		t.Errorf("%+v goroutines, and %d before", most, before)
 	}
 }

@@ -113,7 +113,7 @@ type Config struct {
 	InFlight []InFlightPolicy
 
 	// Permits is the store's verbs for limits of how many at once, store.Permits(). Required
-	// for InFlight.
+	// for InFlight. With a fallback.Store they are what its Permits returns of those.
 	Permits ratelimit.Permits
 
 	// Catalog chooses the definition for a key, such as an override in a database, when Limit or

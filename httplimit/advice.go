@@ -37,7 +37,7 @@ type Advice struct {
 //
 // Of several values of a field the longest wait counts, and the least that remains. A wait may be a
 // number, a duration such as 6m0s, or a date, of HTTP or of RFC 3339. A number is in seconds, or in
-// milliseconds if the name ends in ms. Above 1e9, and without a unit in the name, it is an instant in
+// milliseconds if the name ends in ms, or in minutes if it ends in that. Above 1e9, and without a unit in the name, it is an instant in
 // seconds, milliseconds, microseconds or nanoseconds since 1970. Instants count from the response's
 // Date, if it has one, and else from now. A field that cannot be true is ignored: a negative number, a
 // wait of more than 366 days, a date in another zone than GMT that does not give its offset.
@@ -130,13 +130,14 @@ func worst(windows []window) (exhausted bool, reset time.Duration) {
 // words for what the field says of the limit.
 func readNamed(named map[string]*window, name, value string, now time.Time) {
 	remains, resets := false, false
-	limit := slices.DeleteFunc(strings.Split(name, "-"), func(word string) bool {
+	words := strings.NewReplacer("remaining", "-remaining", "reset", "-reset").Replace(name) // userremaining, of Imgur
+	limit := slices.DeleteFunc(strings.Split(words, "-"), func(word string) bool {
 		switch word {
 		case "remaining":
 			remains = true
 		case "reset", "resettime":
 			resets = true
-		case "after", "at", "time", "date", "ms", "milliseconds", "seconds":
+		case "", "after", "at", "time", "date", "ms", "milliseconds", "seconds", "minutes":
 		default:
 			return false
 		}
@@ -168,6 +169,8 @@ func readWait(name, value string, now time.Time) (time.Duration, bool) {
 		case "ms", "milliseconds":
 			return span(n / 1e3)
 		case "seconds":
+		case "minutes":
+			return span(n * 60)
 		default:
 			if n > epoch {
 				return untilEpoch(n, now)
@@ -217,8 +220,8 @@ func readNumber(s string) (float64, bool) {
 	return n, err == nil
 }
 
-// dates are the forms of dates: the three of HTTP, and others that servers send. Those that end in
-// MST have the name of a zone, of which only GMT and UTC have one meaning.
+// dates are the forms of dates: the three of HTTP, and others that servers send. Those with MST and no
+// offset have the name of a zone, of which only GMT and UTC have one meaning.
 var dates = []string{
 	"Mon, 2 Jan 2006 15:04:05 -0700", // before the next one, which reads some offsets as names
 	"Mon, 2 Jan 2006 15:04:05 MST",
@@ -228,6 +231,11 @@ var dates = []string{
 	time.RFC3339,
 	"2006-01-02T15:04Z07:00",           // Jira
 	"Mon Jan 2 2006 15:04:05 GMT-0700", // of JavaScript
+	"2006-01-02 15:04:05Z07:00",        // of Python
+	"2006-01-02 15:04:05 -0700",        // of Ruby, as is the next one
+	"2006-01-02 15:04:05 MST",
+	"2006-01-02 15:04:05 -0700 MST", // of Go
+	time.UnixDate,
 }
 
 // readDate reads a date in one of its forms.
@@ -236,7 +244,8 @@ func readDate(s string) (time.Time, bool) {
 	for _, form := range dates {
 		date, err := time.Parse(form, s)
 		if err == nil {
-			return date, !strings.HasSuffix(form, "MST") || strings.HasSuffix(s, " GMT") || strings.HasSuffix(s, " UTC")
+			named := strings.Contains(form, "MST") && !strings.Contains(form, "-0700")
+			return date, !named || strings.Contains(s+" ", " GMT ") || strings.Contains(s+" ", " UTC ")
 		}
 	}
 	return time.Time{}, false

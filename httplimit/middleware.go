@@ -62,7 +62,7 @@ type Config struct {
 	InFlight []InFlightPolicy
 
 	// Permits is the store's verbs for limits of how many at once, store.Permits(). Required
-	// for InFlight.
+	// for InFlight. With a fallback.Store they are what its Permits returns of those.
 	Permits ratelimit.Permits
 
 	// Catalog chooses the limit of a key, such as an override in a database, in place of Limit

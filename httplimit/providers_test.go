@@ -129,6 +129,21 @@ var providers = []struct {
 		[]string{"X-RateLimit-Limit", "60", "X-RateLimit-Remaining", "0", "X-RateLimit-Retry-After", "59"},
 		59 * time.Second,
 	},
+	{
+		"Binance, a ban", "academy.binance.com/en/articles/how-to-avoid-getting-banned-by-rate-limits", "2026-11-26", 418,
+		[]string{"Retry-After", "120", "X-MBX-USED-WEIGHT-1M", "6100"},
+		2 * time.Minute,
+	},
+	{
+		"Imgur", "fluxoid.ru/ajmgur.html, a copy of api.imgur.com", "2026-11-26", 429,
+		[]string{"X-RateLimit-UserLimit", "500", "X-RateLimit-UserRemaining", "0", "X-RateLimit-UserReset", "1773489660", "X-RateLimit-ClientLimit", "12500", "X-RateLimit-ClientRemaining", "12000"},
+		time.Minute,
+	},
+	{
+		"rack-attack, by its README", "github.com/rack/rack-attack/commit/557f88daa1cd2b8fac2c406229e6e5d9713a19c5", "2016-08-03", 429,
+		[]string{"X-RateLimit-Limit", "60", "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "2026-03-14 12:01:00 +0000"},
+		time.Minute,
+	},
 	// These say too little, or what only their documentation can tell: the wait is not too short, and
 	// bounded by MaxPause.
 	{

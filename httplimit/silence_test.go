@@ -17,9 +17,11 @@ import (
 )
 
 // A database that is known to be silent is answered 503 at once, told of by a class of its own, and
-// logged by package fallback alone, once; with FailOpen requests pass as fast.
+// logged by package fallback alone, once; with FailOpen requests pass as fast. So it is where requests
+// hold permits.
 func TestSilentDatabase(t *testing.T) {
-	for _, open := range []bool{false, true} {
+	for i := range 4 {
+		open, inFlight := i&1 > 0, i&2 > 0
 		synctest.Test(t, func(t *testing.T) {
 			var log bytes.Buffer
 			logger := slog.New(slog.NewTextHandler(&log, nil))
@@ -30,14 +32,19 @@ func TestSilentDatabase(t *testing.T) {
 			}
 			defer store.Close()
 			var events []ratelimit.Event
-			m := newMiddleware(t, store, httplimit.Config{
+			config := httplimit.Config{
 				Policies: []httplimit.Policy{{Limit: perMinute}}, FailOpen: open, Logger: logger,
 				Observe: func(_ context.Context, e ratelimit.Event) { events = append(events, e) },
-			})
+			}
+			if inFlight {
+				config.InFlight = []httplimit.InFlightPolicy{{Limit: ratelimit.InFlight{Name: "f", Limit: 1}, Key: httplimit.ForAll}}
+				config.Permits = store.Permits(db.Permits())
+			}
+			m := newMiddleware(t, store, config)
 			next := &answering{}
 			h := m.Handler(next)
 			db.SetSilent(true)
-			for !store.Stats().Silent {
+			for range 3 { // until it is noticed
 				serve(h, get("/"))
 				time.Sleep(time.Second)
 			}

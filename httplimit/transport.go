@@ -50,11 +50,11 @@ type TransportConfig struct {
 
 // Transport is an http.RoundTripper that heeds the limits that servers state: see [ReadAdvice].
 //
-// A 429 is a refusal. So is a 403, 503 or 529 that has Retry-After or says that nothing is left:
-// GitHub refuses by 403, and a 403 that is about rights has neither. A refusal holds back all
-// requests of its scope until the instant that it names. Then one request is sent, and with each
-// that is not refused more. If that one is refused too, the wait is longer each time, at least
-// 50 ms, whatever the server says; after a refusal without a wait, or with one that is over, at
+// A 429 is a refusal. So is a 403, 418, 420, 503 or 529 that has Retry-After or says that nothing is
+// left: GitHub refuses by 403, Binance by 418, and a 403 that is about rights has neither. A refusal
+// holds back all requests of its scope until the instant that it names. Then one request is sent, and
+// with each that is not refused more. If that one is refused too, the wait is longer each time, at
+// least 50 ms, whatever the server says; after a refusal without a wait, or with one that is over, at
 // least half a second.
 //
 // A refused request that can be sent again is, if MaxWait, MaxTries and the context's
@@ -156,8 +156,10 @@ func (t *Transport) limit(req *http.Request) ratelimit.Request {
 	return t.config.Limit(req)
 }
 
-// statusOverloaded is Anthropic's status for a server that has too much to do.
-const statusOverloaded = 529
+const (
+	statusCalm       = 420 // "enhance your calm"
+	statusOverloaded = 529 // Anthropic's, of a server that has too much to do
+)
 
 // readAnswer reads the limits from a response.
 func readAnswer(resp *http.Response) edge.Answer {
@@ -169,7 +171,7 @@ func readAnswer(resp *http.Response) edge.Answer {
 	switch resp.StatusCode {
 	case http.StatusTooManyRequests:
 		a.Refused, a.Pause = true, true
-	case http.StatusForbidden:
+	case http.StatusForbidden, http.StatusTeapot, statusCalm:
 		a.Refused = advice.Told || advice.Exhausted
 		a.Pause = a.Refused
 	case http.StatusServiceUnavailable, statusOverloaded:

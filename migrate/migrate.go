@@ -179,6 +179,9 @@ func withTarget(ctx context.Context, users *pgxpool.Pool, cfg *Config, f func(*t
 	if !slices.Contains(migrations.Sets(), cfg.Set) {
 		return fmt.Errorf("Config.Set %q: must be one of %q", cfg.Set, migrations.Sets())
 	}
+	if len(cfg.Schema) > longestName {
+		return fmt.Errorf("Config.Schema %q: must have at most %d bytes, to which PostgreSQL cuts a name", cfg.Schema, longestName)
+	}
 	pool, err := pgxpool.NewWithConfig(ctx, poolConfig(users.Config(), cfg.Schema))
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
@@ -192,6 +195,9 @@ func withTarget(ctx context.Context, users *pgxpool.Pool, cfg *Config, f func(*t
 	}
 	return f(&target{schema: cfg.Schema, set: cfg.Set, pool: pool, db: db, goose: provider})
 }
+
+// longestName is the most bytes of a name in PostgreSQL.
+const longestName = 63
 
 // poolConfig turns the configuration of the user's pool into ours: two
 // connections, one that holds the lock and one that does the work.

@@ -705,4 +705,5 @@ func setTimeline(t *testing.T, set migrations.Set) {
 	wantUp(t, db.Pool, cfg, nil)
 
 	wantRefused(t, db.Pool, &migrate.Config{Schema: db.Schema, Set: "none"}, `Config.Set "none"`, `"catalog"`)
+	wantRefused(t, db.Pool, &migrate.Config{Schema: strings.Repeat("s", 64)}, `Config.Schema "ssss`, "at most 63 bytes")
 }

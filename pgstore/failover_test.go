@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
@@ -103,6 +104,48 @@ func TestFailOver(t *testing.T) {
 				t.Errorf("%d granted, %d failed, want %d together", granted.Load(), failed.Load(), calls)
 			}
 		})
+	}
+}
+
+// toWriters has a pool go to servers that take writes, as docs/operations.md has it.
+func toWriters(config *pgxpool.Config) {
+	config.PrepareConn = func(_ context.Context, conn *pgx.Conn) (ok bool, err error) {
+		for _, setting := range []string{"default_transaction_read_only", "in_hot_standby"} {
+			if conn.PgConn().ParameterStatus(setting) == "on" {
+				return false, nil
+			}
+		}
+		return true, nil
+	}
+	config.ConnConfig.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
+}
+
+// With the settings of docs/operations.md no call fails after a fail-over. While all servers are
+// read-only each call connects once, and not as often as the pool may have connections, and one.
+func TestPoolToWriters(t *testing.T) {
+	t.Parallel()
+	var connects atomic.Int64
+	var readOnly atomic.Bool
+	db := pgtest.New(t, maxConns(10), pgtest.WithConfig(toWriters), pgtest.WithConfig(func(c *pgxpool.Config) {
+		c.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
+			connects.Add(1)
+			if readOnly.Load() {
+				c.RuntimeParams["default_transaction_read_only"] = "on"
+			}
+			return nil
+		}
+	}))
+	store := newStore(t, db)
+	limit := slow("l", 1000)
+	failOver(t, db.Pool)
+	mustAllow(t, store, limit.For("k"))
+	failOver(t, db.Pool)
+	readOnly.Store(true)
+	for range 2 { // the first one leaves the connections that there were
+		connects.Store(0)
+		if result, err := store.Allow(t.Context(), limit.For("k")); err == nil || result.OK || connects.Load() > 1 {
+			t.Errorf("with no server that takes writes: got OK %v, error %v after %d connections, want an error after one", result.OK, err, connects.Load())
+		}
 	}
 }
 

@@ -2,8 +2,9 @@ package pgstore
 
 import "context"
 
-// Probe asks the server a statement that needs nothing of it, on a connection that it makes for
-// this and closes, so that neither connections in use nor dead ones of the pool matter. If the server
+// Probe asks the server to commit an empty transaction, on a connection that it makes for this and
+// closes, so that neither connections in use nor dead ones of the pool matter. The commit waits for the
+// disk and the synchronous standbys, as the calls do. Where it is refused, Probe asks to be answered. If the server
 // has no room for that one, it is asked by a connection of the pool. The first answer after a probe
 // that failed has the pool replace its connections, since those may be dead without knowing. Until the
 // pool has one again, and for 30 seconds at most, Probe returns an error. Package fallback calls it

@@ -14,6 +14,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/internal/relay"
+	"github.com/pgratelimit/ratelimit/internal/throwaway"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -61,6 +62,61 @@ func TestProbe(t *testing.T) {
 	}
 	if err := (*pgstore.Store)(nil).Probe(t.Context()); !errors.Is(err, ratelimit.ErrInvalid) {
 		t.Errorf("a nil Store: %v", err)
+	}
+}
+
+// A server whose commits hang, here since no synchronous standby is there, answers no probe until they go on;
+// a role that may not ask for that, and a server that is read-only, have an answer.
+func TestProbeOfCommits(t *testing.T) {
+	t.Setenv("DATABASE_URL", "") // a server whose settings may change
+	server, err := throwaway.StartWith(t.Context(), throwaway.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	admin, pool := connect(t, server.URL), newPool(t, server.URL)
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	exec := func(statements ...string) {
+		t.Helper()
+		for _, sql := range statements {
+			if _, err := admin.Exec(t.Context(), sql); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	probe := func(lasts time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), lasts)
+		defer cancel()
+		return store.Probe(ctx)
+	}
+	exec("ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
+	eventually(t, "commits hang", func() bool { return errors.Is(probe(200*time.Millisecond), context.DeadlineExceeded) })
+	exec("ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
+	eventually(t, "commits go on", func() bool { return probe(10*time.Second) == nil })
+	exec("ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()")
+	if err := probe(10 * time.Second); err != nil {
+		t.Errorf("of a server that is read-only: %v", err)
+	}
+	exec("SET default_transaction_read_only = off", "ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()",
+		"REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pg_catalog FROM PUBLIC", "CREATE ROLE probing LOGIN PASSWORD 'probing'")
+	config := pool.Config()
+	config.ConnConfig.User, config.ConnConfig.Password = "probing", "probing"
+	if pool, err = pgxpool.NewWithConfig(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	if store, err = pgstore.New(pool, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := probe(10 * time.Second); err != nil {
+		t.Errorf("of a role that may not: %v", err)
 	}
 }
 

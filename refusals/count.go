@@ -4,7 +4,7 @@ import (
 	"time"
 )
 
-// count is the refusals of one key, by the clock that decided.
+// count is the refusals of one key, at the database's instants.
 type count struct {
 	times, uncertain int64
 	last, retryAt    time.Time
@@ -18,11 +18,11 @@ func (c *count) add(more count) {
 	}
 }
 
-// limit is the counts of a limit's keys: of those that were refused most, and no more than most.
+// limit counts the refusals of one limit, for at most most of its keys.
 type limit map[string]*count
 
-// add counts refusals of a key. If there is no place for another one, the key with the least
-// refusals leaves it.
+// add counts refusals of a key. Where all places are taken, the key with the fewest refusals gives
+// up its place.
 func (l limit) add(key string, more count, most int) {
 	if c := l[key]; c != nil {
 		c.add(more)

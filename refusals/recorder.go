@@ -17,29 +17,29 @@ const (
 	defaultEvery = 5 * time.Second
 	defaultRows  = 10_000
 
-	mostLimits = 1000 // names that are counted between two writes
+	mostLimits = 1000 // most names that are counted between two writes
 	timeout    = 5 * time.Second
 )
 
-// Config says how a [Recorder] works. The zero value is a good one.
+// Config configures a [Recorder]. Its zero value holds the defaults.
 type Config struct {
 	// Schema is the schema that has the table. The default, "", leaves it to the connection's
 	// search_path.
 	Schema string
 
-	// Keys is of how many keys of each limit refusals are counted between two writes. The
-	// default is 200.
+	// Keys is the number of keys whose refusals a process counts for each limit between two writes.
+	// The default is 200.
 	Keys int
 
 	// Every is the time between two writes. The default is 5 seconds.
 	Every time.Duration
 
-	// Rows is how many rows the table keeps, of the keys that were refused most. Those that are
-	// written in a minute are beside them. The default is 10,000.
+	// Rows is the number of rows that the table keeps, those of the keys with the most refusals;
+	// the rows of the current minute are kept besides. The default is 10,000.
 	Rows int
 
-	// Logger gets the faults of writing, which is tried again with later counts. The
-	// default is slog.Default().
+	// Logger gets the errors of writing. The counts are written with the next ones. The default is
+	// slog.Default().
 	Logger *slog.Logger
 }
 
@@ -62,7 +62,7 @@ func (c *Config) validate() error {
 type Recorder struct {
 	pool    *pgxpool.Pool
 	config  Config
-	writing chan struct{} // has room for who writes
+	writing chan struct{} // holds a value while a write is under way
 	closed  chan struct{}
 	ending  sync.Once
 
@@ -99,12 +99,12 @@ func New(pool *pgxpool.Pool, config *Config) (*Recorder, error) {
 	return r, nil
 }
 
-// String is for logs: without it they would show the keys.
+// String keeps the keys out of logs.
 func (r *Recorder) String() string { return "refusals.Recorder" }
 
-// Observe counts the refusals of a store, those of limits that are paused and of permits too. It
-// is for Config.Observe of a store, see [ratelimit.Observers], and asks nobody. Checks and
-// events of middlewares are not counted.
+// Observe counts the refusals of a store, those of paused limits and of permits included. Pass it
+// as a store's Config.Observe, or join it with others by [ratelimit.Observers]. It never asks the
+// database. Checks and the events of middlewares are not counted.
 func (r *Recorder) Observe(_ context.Context, e ratelimit.Event) {
 	if e.Door != "" || !e.Verb.Takes() || e.Outcome != ratelimit.OutcomeRefused && e.Outcome != ratelimit.OutcomePaused {
 		return
@@ -137,8 +137,9 @@ func (r *Recorder) add(name, key string, c count) {
 	l.add(key, c, r.config.Keys)
 }
 
-// Run writes the counts until ctx is over, and once more then, or until [Recorder.Close]. Errors are
-// logged. What is refused after that, while a server is shut down, Close writes.
+// Run writes the counts every Config.Every until ctx ends or [Recorder.Close] is called, and once
+// more at the end. It logs errors. Close writes what is refused afterwards, while a server shuts
+// down.
 func (r *Recorder) Run(ctx context.Context) {
 	ticker := time.NewTicker(r.config.Every)
 	defer ticker.Stop()
@@ -156,15 +157,15 @@ func (r *Recorder) Run(ctx context.Context) {
 	}
 }
 
-// Close ends Run, and writes what has been counted: call it when the stores are closed that tell the
-// Recorder, and before the pool is. It takes 5 seconds at most, and an error is that of
-// [Recorder.Write]. What is counted later is written by no one.
+// Close ends Run and writes what has been counted. Call it after closing the stores that report to
+// the Recorder, and before closing the pool. It takes at most 5 seconds. Errors are those of
+// [Recorder.Write]. Later counts are lost.
 func (r *Recorder) Close(ctx context.Context) error {
 	r.ending.Do(func() { close(r.closed) })
 	return r.writeWithin(ctx)
 }
 
-// writeWithin is Write within the time-out.
+// writeWithin calls Write with a time-out.
 func (r *Recorder) writeWithin(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -177,10 +178,9 @@ func (r *Recorder) log(ctx context.Context, err error) {
 	}
 }
 
-// Write writes the counts since the last time, by one statement if there is anything, and
-// now and then deletes old rows. After an error the counts are written the next time;
-// when the answer of the server was lost, it can be there twice. An error is [ErrNotMigrated],
-// or those of PostgreSQL and pgx.
+// Write writes the counts since the last write in one statement, if there are any, and now and then
+// deletes old rows. After an error the counts stay for the next write; if the server's answer was
+// lost, they may be counted twice. Errors are [ErrNotMigrated] and those of PostgreSQL and pgx.
 func (r *Recorder) Write(ctx context.Context) error {
 	select {
 	case r.writing <- struct{}{}:
@@ -204,7 +204,7 @@ func (r *Recorder) Write(ctx context.Context) error {
 	return err
 }
 
-// keep adds counts that could not be written.
+// keep puts back the counts of a failed write.
 func (r *Recorder) keep(limits map[string]limit) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -14,13 +14,13 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Table is the table that the set migrations.Refusals makes.
+// Table is the name of the table that the set migrations.Refusals creates.
 const Table = "rate_limit_refusals"
 
-// Kept is for how long refusals are kept.
+// Kept is the age at which refusals are deleted.
 const Kept = time.Hour
 
-// ErrNotMigrated is a database that lacks the table where it is looked for.
+// ErrNotMigrated reports that the database has no table of refusals where it is looked for.
 var ErrNotMigrated = errors.New("refusals: table " + Table + " is missing; make it with `ratelimit migrate up --set refusals`, or migrate.Up with migrations.Refusals")
 
 // Querier is a pool, a connection or a transaction of pgx.
@@ -29,7 +29,7 @@ type Querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// in returns a statement with the table where it is.
+// in returns a statement with the table's qualified name.
 func in(schema, sql string) string {
 	table := pgx.Identifier{Table}
 	if schema != "" {
@@ -46,7 +46,7 @@ func fault(doing string, err error) error {
 	return fmt.Errorf("refusals: %s: %w", doing, err)
 }
 
-// add is in the order of the key, so that two processes do not wait for each other.
+// add locks rows in the order of the key, so that two processes do not deadlock.
 const add = `INSERT INTO TABLE AS t (name, key, minute, times, uncertain, last, retry_at)
 SELECT n.name, n.key, date_trunc('minute', now()), n.times, n.uncertain, n.last, n.retry_at
 FROM unnest($1::text[], $2::text[], $3::int8[], $4::int8[], $5::timestamptz[], $6::timestamptz[]) AS n (name, key, times, uncertain, last, retry_at)
@@ -83,7 +83,7 @@ func write(ctx context.Context, db Querier, schema string, limits map[string]lim
 	return nil
 }
 
-// remove leaves it to another process that is at it. It passes over rows that somebody adds to.
+// remove does nothing while another process prunes, and passes over locked rows.
 const remove = `DELETE FROM TABLE AS t WHERE (t.name, t.key, t.minute) IN (
 	SELECT o.name, o.key, o.minute FROM TABLE AS o
 	WHERE o.minute < now() - $1::interval
@@ -91,8 +91,8 @@ const remove = `DELETE FROM TABLE AS t WHERE (t.name, t.key, t.minute) IN (
 			SELECT m.name, m.key, m.minute FROM TABLE AS m ORDER BY m.times DESC, m.minute DESC LIMIT $2::int8)
 	FOR UPDATE SKIP LOCKED)`
 
-// prune deletes rows older than Kept, and of the minutes that are over all rows but those with
-// the most refusals.
+// prune deletes rows older than Kept. Of each finished minute it keeps the rows with the most
+// refusals.
 func prune(ctx context.Context, db Querier, schema string, rows int) error {
 	if _, err := db.Exec(ctx, in(schema, remove), Kept, rows); err != nil {
 		return fault("prune", err)
@@ -100,38 +100,38 @@ func prune(ctx context.Context, db Querier, schema string, rows int) error {
 	return nil
 }
 
-// Query says which refusals [Top] is about: those of the last minute or two, of all limits, as
-// its zero value.
+// Query selects refusals for [Top]. The zero value selects those of all limits in the last minute
+// or two.
 type Query struct {
-	// Limit is the name of a limit; "" is all.
+	// Limit is the name of one limit; "" selects all.
 	Limit string
 
-	// Since is how far back it goes, in whole minutes that have begun, up to [Kept]. The default
-	// is a minute.
+	// Since is how far back to look, in minutes that have begun, up to [Kept]. The default is a
+	// minute.
 	Since time.Duration
 
-	// Most is how many keys there are at most. The default is 20.
+	// Most is the largest number of keys to return. The default is 20.
 	Most int
 }
 
-// Key is a key of a limit that was refused. Printed, logged and in JSON it is without the key.
+// Key is a refused key with its counts. Printing, logging and JSON leave out the key itself.
 type Key struct {
 	Limit string
 	Key   string `json:"-"`
 
-	// Times is how often it was refused, and Uncertain how many of these may have been of other
-	// keys, at most: it is 0 unless a process had more keys to count than it does.
+	// Times is the number of refusals. At most Uncertain of them were of other keys: it is above 0
+	// only if a process met more keys than it counts.
 	Times, Uncertain int64
 
-	// Last is when it was refused last, and RetryAt that of the refusal; zero of a permit. Both
-	// are by the clock of the database.
+	// Last is the instant of the last refusal and RetryAt its RetryAt, zero for permits; both on
+	// the database's clock.
 	Last, RetryAt time.Time
 }
 
-// String returns it in a line, without the key.
+// String returns the counts in one line, without the key.
 func (k Key) String() string { return fmt.Sprintf("a key of %q: refused %d times", k.Limit, k.Times) }
 
-// LogValue returns it as a group, without the key.
+// LogValue returns the counts as a group, without the key.
 func (k Key) LogValue() slog.Value {
 	return slog.GroupValue(slog.String("limit", k.Limit), slog.Int64("times", k.Times), slog.Time("last", k.Last))
 }
@@ -144,10 +144,10 @@ GROUP BY t.name, t.key
 ORDER BY sum(t.times) DESC, t.name, t.key
 LIMIT $3::int8`
 
-// Top returns the keys that were refused most in all processes, those with the most refusals
-// first. They are up to Config.Every old. It reads the small table alone, and no limit's rows:
-// schema is that of the table, "" for the search_path of db. An error is [ratelimit.ErrInvalid],
-// [ErrNotMigrated], or those of PostgreSQL and pgx.
+// Top returns the keys with the most refusals in all processes, largest first, as of up to
+// Config.Every ago. It reads the table of refusals and no limit's rows. schema is the table's, ""
+// for the search_path of db. Errors are [ratelimit.ErrInvalid], [ErrNotMigrated], and those of
+// PostgreSQL and pgx.
 func Top(ctx context.Context, db Querier, schema string, q Query) ([]Key, error) {
 	switch {
 	case q.Since < 0 || q.Since > Kept:

@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// rows is the answer to a statement.
+// rows is the answer to one statement.
 type rows struct {
 	rows  *sql.Rows // nil when the statement failed
 	err   error
@@ -20,7 +20,7 @@ type rows struct {
 
 func (r *rows) Next() bool { return r.rows != nil && r.err == nil && r.rows.Next() }
 
-// Close reads the answer to its end, where a statement that has returned rows can still fail.
+// Close reads the answer to its end. A statement that has returned rows can still fail there.
 func (r *rows) Close() {
 	if r.rows == nil {
 		return
@@ -84,8 +84,8 @@ func (r row) Scan(dest ...any) error {
 	return r.rows.Err()
 }
 
-// results are the answers to the statements of a batch, each of which is sent when its answer
-// is asked for. After one that fails the rest is not.
+// results holds the answers to a batch. Each statement is sent when its answer is asked for; after
+// an error no further one is sent.
 type results struct {
 	of   *transaction
 	ctx  context.Context
@@ -132,7 +132,7 @@ func (r *results) QueryRow() pgx.Row {
 	return row{answer}
 }
 
-// Close sends the statements that are left, and calls their functions.
+// Close sends the statements that are left and calls their functions.
 func (r *results) Close() error {
 	for r.err == nil && len(r.left) > 0 {
 		if fn := r.left[0].Fn; fn != nil {

@@ -1,11 +1,11 @@
-// Package sqltx has a store's verbs take in a transaction of database/sql, or of libraries
-// built on it: GORM, Bun, ent, sqlc and the like, with pgx's driver or with lib/pq.
+// Package sqltx lets a store's verbs take in a transaction of database/sql, or of a library built
+// on it (GORM, Bun, ent, sqlc), with pgx's driver or lib/pq.
 //
 //	tx, err := db.BeginTx(ctx, nil)
 //	...
 //	result, err := store.AllowTx(ctx, sqltx.Of(tx), SendMessage.For(userID))
 //
-// The tokens are spent if and only if the transaction commits, as in one of pgx.
+// The tokens are spent if and only if the transaction commits, as with pgx.
 package sqltx
 
 import (
@@ -21,30 +21,29 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Tx is the methods of a transaction that [Of] needs. These have them: *sql.Tx; a *sql.Conn on
-// which a transaction was begun; GORM's Statement.ConnPool; ent's Tx with the feature
-// sql/execquery; and the DBTX of sqlc. Of a bun.Tx it is the *sql.Tx in it, since Bun rewrites
-// queries.
+// Tx has the methods that [Of] needs of a transaction. *sql.Tx has them; a *sql.Conn with an open
+// transaction; GORM's Statement.ConnPool; ent's Tx with the feature sql/execquery; sqlc's DBTX. Of
+// a bun.Tx pass the *sql.Tx inside, since Bun rewrites queries.
 type Tx interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-// Of returns tx for the verbs of a *pgstore.Store that end in Tx, at any isolation level and
-// behind savepoints. Call it once for a transaction, and pass the same to each verb: so a
-// second step on a limit with shards stays on the shard of the first, and does not deadlock.
-// It is not safe for concurrent use, as tx is not.
+// Of returns tx for the verbs of a *pgstore.Store that end in Tx, at any isolation level and behind
+// savepoints. Call it once for a transaction and pass the result to each verb: a second step on a
+// limit with shards then stays on the shard of the first, and does not deadlock. Like tx, it is not
+// safe for concurrent use.
 //
-// A value that is no transaction, such as a *sql.DB, takes nothing: the verb's error is
-// [ratelimit.ErrInvalid]. Of a tx without the methods Commit and Rollback that is asked of
-// the server first, in two statements. A nil tx becomes a nil pgx.Tx, which is the same error.
+// A value without an open transaction, such as a *sql.DB, takes nothing: the verb returns
+// [ratelimit.ErrInvalid], and for a nil tx too. If tx lacks the methods Commit and Rollback, Of
+// asks the server whether a transaction is open, in two statements.
 //
-// Where pgx sends several statements at once, database/sql sends one after another: a call
-// for several limits, or one that is refused, takes as many round trips.
+// pgx sends several statements at once; database/sql sends one after another. So a call for several
+// limits, or a refused one, takes as many round trips.
 //
-// An error of the server is the driver's, and has a method SQLState; 40001 and 40P01 ask for
-// the whole transaction to be run again. The other methods of the pgx.Tx, such as Commit, are
-// [errors.ErrUnsupported]: for all but the verbs there is tx itself.
+// Errors of the server are the driver's, with a method SQLState. After 40001 and 40P01 run the
+// whole transaction again. The other methods of the returned pgx.Tx, such as Commit, return
+// [errors.ErrUnsupported]: call tx itself.
 func Of(tx Tx) pgx.Tx {
 	if v := reflect.ValueOf(tx); tx == nil || v.Kind() == reflect.Pointer && v.IsNil() {
 		return nil
@@ -88,8 +87,8 @@ func (t *transaction) ready(ctx context.Context) error {
 	return nil
 }
 
-// texts returns arguments in the form that every driver and every query mode takes, since the
-// statements name the types.
+// texts returns arguments as texts, which every driver and query mode accepts, since the statements
+// name their types.
 func (t *transaction) texts(args []any) ([]any, error) {
 	texts := make([]any, len(args))
 	for i, arg := range args {

@@ -345,6 +345,13 @@ func TestPermitsAndGatesAreKnown(t *testing.T) {
 		t.Errorf("got %+v", s)
 	}
 	wantIn(t, w.program("show", "exports", "nobody").ok(t), "granted: 0 of 2 permits are held")
+	wantIn(t, w.program("show", "exports", "alice", "2").ok(t), "refused: 1 of 2 permits are held")
+	wantIn(t, w.program("show", "exports", "alice", "3").ok(t), "never: ", "at most 2 can")
+	w.program("show", "exports", "alice", "0.5").wantStatus(t, exitBad, "permits are whole")
+	w.program("show", "exports", "alice", "--reserve").wantStatus(t, exitBad, "are not reserved")
+	for _, args := range [][]string{{"reset", "exports", "alice"}, {"pause", "exports", "alice", "5s"}, {"change", "exports", "alice", "--to", "rate=1"}} {
+		w.program(append(args, "--yes")...).wantStatus(t, exitBad, "exports is a limit of how many at once", "ratelimit inflight")
+	}
 	wantIn(t, w.program("show", "api:start", "alice").ok(t), "api:start bounds the starts of River's jobs by api", "shard 0: 3")
 	if g := objects[gateJSON](t, w.program("show", "api:start", "alice", "--json").ok(t))[0]; g.Of != "api" || len(g.Rows) != 1 {
 		t.Errorf("got %+v", g)

@@ -206,21 +206,32 @@ func keyOrAll(args []string, all bool) (string, error) {
 	if all {
 		return catalog.AllKeys, nil
 	}
-	return keyOf(args[1])
+	return oneKey(args[1])
 }
+
+// mostTries is how often an edit that nobody is asked about begins anew, since others edit it too.
+const mostTries = 20
 
 // make makes an edit, once it is confirmed.
 func (e *editing) make(cmd *cobra.Command, d *inspect.Inspector, name, key string, by *catalog.Override) error {
+	if key != catalog.AllKeys && by != nil {
+		e.note(cmd, d, name, key)
+	}
+	for try := 1; ; try++ {
+		err := e.makeOnce(cmd, d, name, key, by)
+		if !e.yes || try == mostTries || !errors.Is(err, catalog.ErrChanged) {
+			return err
+		}
+	}
+}
+
+func (e *editing) makeOnce(cmd *cobra.Command, d *inspect.Inspector, name, key string, by *catalog.Override) error {
 	edit, err := d.Catalog.Preview(cmd.Context(), name, key, by)
 	if err != nil {
 		return err
 	}
 	if edit.AsIs = e.asIs; e.asIs {
 		edit.Left = nil
-	}
-	p := e.printer(cmd)
-	if key != catalog.AllKeys && by != nil {
-		e.note(cmd, d, name, key)
 	}
 	if edit.Changes() {
 		if ok, err := e.agreed(cmd, d, &edit); !ok {
@@ -230,6 +241,7 @@ func (e *editing) make(cmd *cobra.Command, d *inspect.Inspector, name, key strin
 			return err
 		}
 	}
+	p := e.printer(cmd)
 	switch {
 	case p.json:
 		return p.object(editJSONOf(&edit))
@@ -545,7 +557,7 @@ func historyOf(ctx context.Context, c *catalog.Catalog, args []string, most int)
 	case 1:
 		return c.History(ctx, args[0], most)
 	}
-	key, err := keyOf(args[1])
+	key, err := oneKey(args[1])
 	if err != nil {
 		return nil, err
 	}

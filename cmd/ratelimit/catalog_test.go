@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -115,13 +116,18 @@ func TestCatalogEdits(t *testing.T) {
 	w.take(api, "bob", 1)
 	before := w.program("catalog", "ls", "api", "--json").ok(t)
 	lower := []string{"set", "api", "--all-keys", "--capacity", "4", "--mode", "enforce"}
-	edit(lower...).wantStatus(t, exitBad, "it concerns 3 keys that have rows, of which 1 would be refused now", "it grants less than the program has published, by its Capacity")
+	edit(lower...).wantStatus(t, exitBad, "it concerns 3 keys that have rows, of which 2 would be refused now", "it grants less than the program has published, by its Capacity")
+	edit(append(lower, "--as-is")...).wantStatus(t, exitBad, "it concerns 3 keys that have rows, of which 1 would be refused now")
 	edit(append(lower, "--yes")...).wantStatus(t, exitBad, "by its Capacity: say --lower as well")
 	if after := w.program("catalog", "ls", "api", "--json").ok(t); after != before {
 		t.Errorf("got %s", after)
 	}
 	edit(append(lower, "--yes", "--lower")...).ok(t)
-	wantIn(t, edit("set", "api", "--all-keys", "--capacity", "4", "--yes").ok(t), "it is so already: capacity 4, mode enforce")
+	if keys := objects[keyJSON](t, w.program("ls", "api", "--json").ok(t)); keys[0].Value < 1 || keys[1].Value >= 1 || keys[2].Value >= 1 {
+		t.Errorf("2 were foretold to be refused, and these are %+v", keys)
+	}
+	edit("set", "api", "--all-keys", "--note", "a small one", "--yes").ok(t)
+	wantIn(t, edit("set", "api", "--all-keys", "--capacity", "4", "--yes").ok(t), "it is so already: capacity 4, mode enforce, (a small one)")
 
 	for _, key := range []string{"a", "a", "b"} {
 		if permit, err := w.store.Permits().Acquire(t.Context(), ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Minute}.For(key)); err != nil || !permit.OK {
@@ -160,6 +166,26 @@ func TestCatalogWho(t *testing.T) {
 	wantIn(t, w.program("catalog", "history", "api").ok(t), "ann (", "the environment (")
 }
 
+// With --yes an edit that others were faster than begins anew: several scripts edit one override.
+func TestCatalogEditsAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var all sync.WaitGroup
+	for script := range 4 {
+		all.Go(func() {
+			for i := range 5 {
+				if o := w.program("catalog", "set", "api", "k", "--rate", strconv.Itoa(20+10*script+i), "--yes"); o.status != exitOK {
+					t.Errorf("got status %d: %s", o.status, o.stderr)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if changes, err := w.catalog.KeyHistory(t.Context(), "api", "k", 0); err != nil || len(changes) != 21 { // and that of Publish
+		t.Errorf("got %d changes (%v), want 20", len(changes), err)
+	}
+}
+
 func TestCatalogRefuses(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -169,6 +195,9 @@ func TestCatalogRefuses(t *testing.T) {
 	}{
 		{[]string{"set", "unknown", "k", "--rate", "5"}, "no program has published"},
 		{[]string{"set", "api", "k", "--rate", "-5"}, "Rate -5"},
+		{[]string{"set", "sharded", "k", "--rate", "-5"}, "ratelimit: limit \"sharded\": Rate -5: must not be negative\n"},
+		{[]string{"set", "api", "-", "--rate", "5"}, `the key - is '"-"'`},
+		{[]string{"set", "api", "-3", "--rate", "5"}, `what is no flag comes after --`},
 		{[]string{"set", "api", "k", "--rate", "0"}, "--rate 0: must not be 0"},
 		{[]string{"set", "api", "k", "--note", ""}, "--clear note takes it away"},
 		{[]string{"set", "api", "k"}, "names no field"},
@@ -191,6 +220,9 @@ func TestCatalogRefuses(t *testing.T) {
 	} {
 		o := w.program(append([]string{"catalog"}, test.args...)...)
 		o.wantStatus(t, exitBad, test.want)
+		if strings.Count(o.stderr, "\n") > 1 || strings.Contains(o.stderr, "ratelimit: ratelimit:") {
+			t.Errorf("%q: told %q", test.args, o.stderr)
+		}
 		if o.stdout != "" {
 			t.Errorf("%q printed %q", test.args, o.stdout)
 		}

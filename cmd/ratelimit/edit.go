@@ -93,7 +93,7 @@ func readKeys(from io.Reader, add func(argument string) error) error {
 		return err
 	}
 	n := 0
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(strings.TrimPrefix(string(text), "\ufeff")) {
 		n++
 		if line = strings.TrimRight(line, "\r\n"); line == "" {
 			continue

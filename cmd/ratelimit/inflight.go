@@ -50,7 +50,7 @@ func inflightLs(o *options) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var keys []string
 			if len(args) == 2 {
-				key, err := keyOf(args[1])
+				key, err := oneKey(args[1])
 				if err != nil {
 					return err
 				}
@@ -115,7 +115,7 @@ holder finds it lost when it renews or releases it, and may be at work still.`,
 		Example: `  ratelimit inflight release exports alice 0 1780000000000000 --yes`,
 		Args:    cobra.ExactArgs(4),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			key, err := keyOf(args[1])
+			key, err := oneKey(args[1])
 			if err != nil {
 				return err
 			}
@@ -152,7 +152,7 @@ be at work still.`,
 		Example: `  ratelimit inflight reset exports alice --yes`,
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			key, err := keyOf(args[1])
+			key, err := oneKey(args[1])
 			if err != nil {
 				return err
 			}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -48,9 +49,13 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		return exitOK
 	}
 	if !*started { // cobra did not like the arguments
-		err = bad("%w (see \"%s --help\")", err, named.CommandPath())
+		hint := ""
+		if strings.HasPrefix(err.Error(), "unknown shorthand flag") { // such as -3
+			hint = "what is no flag comes after --, "
+		}
+		err = bad("%w (%ssee \"%s --help\")", err, hint, named.CommandPath())
 	}
-	fmt.Fprintln(stderr, "ratelimit:", visible.Lines(err.Error()))
+	fmt.Fprintln(stderr, "ratelimit:", visible.Lines(strings.TrimPrefix(err.Error(), "ratelimit: ")))
 	if _, bad := errors.AsType[badInput](err); bad {
 		return exitBad
 	}

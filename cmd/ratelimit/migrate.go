@@ -1,11 +1,15 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"os/signal"
 	"slices"
 	"strings"
+	"syscall"
 	"text/tabwriter"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -148,10 +152,20 @@ func (m *migrating) config(set migrations.Set) *migrate.Config {
 	return &migrate.Config{Schema: m.schema, Set: set}
 }
 
+// stoppable returns a context that a signal ends, so that the error says what was waited for. The
+// second signal ends the program.
+func (m *migrating) stoppable() (context.Context, context.CancelFunc) {
+	ctx, stop := signal.NotifyContext(m.cmd.Context(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	return ctx, stop
+}
+
 func (m *migrating) up() error {
+	ctx, stop := m.stoppable()
+	defer stop()
 	count := 0
 	for _, set := range m.sets {
-		applied, err := migrate.Up(m.cmd.Context(), m.pool, m.config(set))
+		applied, err := migrate.Up(ctx, m.pool, m.config(set))
 		for _, a := range applied {
 			m.say("applied %s", a.Name)
 		}
@@ -197,6 +211,8 @@ func (m *migrating) down() error {
 			return err
 		}
 	}
+	ctx, stop := m.stoppable()
+	defer stop()
 	undone, err := migrate.Down(ctx, m.pool, m.config(set))
 	if err != nil {
 		return err

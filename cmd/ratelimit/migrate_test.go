@@ -1,8 +1,14 @@
 package main
 
 import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/migrations"
@@ -245,4 +251,45 @@ func TestMigrateAll(t *testing.T) {
 		execute(t, "", append([]string{"migrate"}, args...)...).wantStatus(t, exitBad, "--all is for up, status and print")
 	}
 	run("migrate", "up", "--yes").wantStatus(t, exitBad, "for down only")
+}
+
+// Whoever stops a migration that waits is told for what.
+func TestMigrateThatIsStoppedSaysWhy(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	db := pgtest.NewEmpty(t)
+	run := func(args ...string) outcome {
+		return execute(t, "", append(args, "--database-url", db.URL, "--schema", db.Schema)...)
+	}
+	run("migrate", "up").wantStatus(t, exitOK)
+	run("migrate", "down", "--yes").wantStatus(t, exitOK)
+	tx, err := db.Pool.Begin(ctx)
+	if err == nil {
+		_, err = tx.Exec(ctx, "LOCK TABLE "+db.Schema+".rate_limits IN ACCESS SHARE MODE")
+		defer tx.Rollback(context.Background())
+	}
+	var stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, os.Args[0], "migrate", "up", "--schema", db.Schema)
+	cmd.Env = append(os.Environ(), asProgram+"=1", "DATABASE_URL="+db.URL)
+	cmd.Stderr = &stderr
+	if err == nil {
+		err = cmd.Start()
+	}
+	waits := map[string]bool{"": true} // two tries, of which the first has failed
+	for len(waits) < 3 && err == nil {
+		var since string
+		err = db.Pool.QueryRow(ctx, "SELECT coalesce(max(waitstart)::text, '') FROM pg_locks WHERE NOT granted AND relation = $1::text::regclass", db.Schema+".rate_limits").Scan(&since)
+		waits[since] = true
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if exit, stopped := errors.AsType[*exec.ExitError](cmd.Wait()); !stopped || exit.ExitCode() != exitFailed {
+		t.Errorf("got exit %v, want status %d", exit, exitFailed)
+	}
+	wantIn(t, stderr.String(), "ratelimit: migrate up: ", "another transaction, such as a dump, has locked")
 }

@@ -431,6 +431,10 @@ func TestKeysFromStandardInput(t *testing.T) {
 	feed("reset", "api", "-", "--yes").wantStatus(t, exitBad, "Key")
 	list = "fine\n\"\n"
 	feed("reset", "api", "-", "--yes").wantStatus(t, exitBad, "<stdin>:2: ")
+	list = "\ufefffine\r\n\r\nfine"
+	if got := feed("reset", "api", "-", "--yes").ok(t); got != "reset fine: 20 of 20 left\n" {
+		t.Errorf("got %q", got)
+	}
 }
 
 func TestPrune(t *testing.T) {

@@ -151,11 +151,22 @@ func openCatalog(ctx context.Context, pool *pgxpool.Pool, schema string, store *
 
 // limitOf returns the definition of a limit, or an error that says where to get one.
 func limitOf(d *inspect.Inspector, name string) (ratelimit.Limit, error) {
+	if _, err := d.InFlight(name); err == nil {
+		return nil, bad("%s is a limit of how many at once, which has permits: see ratelimit inflight, show and catalog set", visible.Text(name))
+	}
 	limit, err := d.Limit(name)
 	if err != nil {
 		return nil, bad("%w: have the program publish it, or give --definitions FILE", err)
 	}
 	return limit, nil
+}
+
+// oneKey reads the key of a command that is about one, and reads none from standard input.
+func oneKey(argument string) (string, error) {
+	if argument == "-" {
+		return "", bad(`-: only reset, credit, pause, resume, change and erase read keys from standard input; the key - is '"-"'`)
+	}
+	return keyOf(argument)
 }
 
 // keyOf reads a key as it was given.

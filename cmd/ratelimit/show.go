@@ -24,13 +24,13 @@ func showCommand(o *options) *cobra.Command {
 		Long: `Say what a call for COUNT tokens (1 if left out) would get now, why, and until when it
 would be refused; and what is known of the key: the definition that holds for it, who
 changed it, its rows, and a transaction that has them locked. Nothing is taken. Of a limit of how
-many at once it says which permits are held.`,
+many at once COUNT is of permits, and it says which are held.`,
 		Example: `  ratelimit show send_message alice
   ratelimit show llm_tokens 'org 7' 40000 --reserve`,
 		GroupID: seeing,
 		Args:    cobra.RangeArgs(2, 3),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			key, err := keyOf(args[1])
+			key, err := oneKey(args[1])
 			if err != nil {
 				return err
 			}
@@ -47,7 +47,11 @@ many at once it says which permits are held.`,
 			defer d.Pool.Close()
 			p := o.printer(cmd)
 			if _, err := d.InFlight(args[0]); err == nil {
-				return showPermits(cmd.Context(), p, d, args[0], key)
+				n := int(count)
+				if float64(n) != count || reserve {
+					return bad("permits are whole, and are not reserved")
+				}
+				return showPermits(cmd.Context(), p, d, args[0], key, n)
 			}
 			if of, ok := d.GateOf(args[0]); ok {
 				return showGate(cmd.Context(), p, d, args[0], of, key)
@@ -249,8 +253,8 @@ type permitsJSON struct {
 }
 
 // showPermits shows a key of a limit of how many at once.
-func showPermits(ctx context.Context, p *printer, d *inspect.Inspector, name, key string) error {
-	s, err := d.PermitStory(ctx, name, key)
+func showPermits(ctx context.Context, p *printer, d *inspect.Inspector, name, key string, n int) error {
+	s, err := d.PermitStory(ctx, name, key, n)
 	if err != nil {
 		return asBad(err)
 	}

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// The picture has a line for each class, and one in the legend, and the colours of dark pages.
+// The picture has two lines for each class, and the colours of dark pages.
 func TestPicture(t *testing.T) {
 	svg := picture(newTraffic().granted)
 	d := xml.NewDecoder(strings.NewReader(svg))

@@ -302,7 +302,7 @@ func TestLooks(t *testing.T) {
 		s.run(tab, chromedp.Navigate(s.url+p.path))
 		if p.path == "" {
 			s.run(tab, chromedp.Navigate(s.url+"/limit?name=api"), chromedp.SetValue(`select[name="mode"]`, "refuse"),
-				chromedp.Click(`button[value="set"]`), chromedp.WaitVisible(`.main`))
+				chromedp.Click(`button[value="set"]`), chromedp.WaitVisible(`.main`), chromedp.Poll(`document.readyState === "complete"`, nil)) // with its style
 		}
 		for _, palette := range []string{"light", "dark"} {
 			for _, width := range []int64{360, 1024, 1440} {

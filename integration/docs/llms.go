@@ -28,6 +28,9 @@ func llms(pages []*page) string {
 	}
 	b.WriteString("## Pages\n\n")
 	for _, p := range inOrder(pages) {
+		if p.name == indexPage {
+			continue
+		}
 		intro, ok := about[p.name]
 		if !ok {
 			intro = p.intro

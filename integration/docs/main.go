@@ -1,10 +1,11 @@
 // Command docs keeps what is made from the pages of the documentation:
 //
 //	go run ./integration/docs           # fails if something is out of date
-//	go run ./integration/docs --write   # writes llms.txt, and the table of speed in README.md
+//	go run ./integration/docs --write   # writes llms.txt, docs/index.md, and the table of speed in README.md
 //
 // llms.txt is an index of README.md and the pages under docs/, for programs that read
-// documentation. The table of speed has the ratios of the run that docs/benchmark.md keeps.
+// documentation. docs/index.md lists tasks, from comments above the headings of pages:
+// <!-- task: limit requests of a user -->. The table of speed has the ratios of the run that docs/benchmark.md keeps.
 //
 // Its tests hold the pages to what they say. Every block of Go is compiled and run, every
 // block of SQL and of shell is run, every link leads somewhere, every command and every
@@ -64,5 +65,5 @@ func made(root string) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return map[string]string{"README.md": readme, "llms.txt": llms(pages)}, nil
+	return map[string]string{"README.md": readme, "llms.txt": llms(pages), indexPage: index(pages)}, nil
 }

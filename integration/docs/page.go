@@ -36,7 +36,7 @@ type heading struct {
 }
 
 // generated are the pages that other commands write. Their length is theirs.
-var generated = []string{"docs/benchmark.md", "docs/attacks.md", "docs/versions.md"}
+var generated = []string{"docs/benchmark.md", "docs/attacks.md", "docs/versions.md", indexPage}
 
 // readPages reads README.md and the pages under docs/.
 func readPages(root string) ([]*page, error) {

@@ -1,6 +1,5 @@
-// Package chart draws pictures over an axis that they share, such as time: lines, bars, levels
-// and bands, as SVG. A picture is for light and dark pages, and looks alike in all fonts, since
-// each text is given its length.
+// Package chart draws pictures as SVG, for light and dark pages: lines, bars, levels and bands over an
+// axis that they share, such as time, and figures side by side.
 package chart
 
 import (
@@ -33,6 +32,7 @@ const (
 // An Axis is the one that the panels share.
 type Axis struct {
 	Label    string // its quantity, with the unit
+	Log      bool   // equal steps are equal ratios; From is then above 0
 	From, To float64
 	Ticks    []float64
 	Text     func(tick float64) string
@@ -42,6 +42,7 @@ type Axis struct {
 type Panel struct {
 	Label  string // of the vertical axis, with its unit
 	Height float64
+	Log    bool // equal steps are equal ratios: for lines alone, of values above 0
 	Lines  []Line
 	Bars   []Bars   // on top of each other
 	Levels []Level  // horizontal lines
@@ -104,16 +105,17 @@ type Shading struct {
 	Name string
 }
 
-// The layout, in pixels: README's width on GitHub.
+// The layout, in pixels. It is read on a telephone, where a picture is 360 wide, and beside text.
 const (
-	width      = 830.0
-	left       = 60.0
-	right      = 20.0
-	titleRoom  = 34.0
-	labelRoom  = 30.0 // above a panel, for its label
+	width      = 600.0
+	left       = 84.0
+	right      = 24.0
+	titleLine  = 21.0
+	labelRoom  = 32.0 // above a panel, for its label
 	tickRoom   = 22.0 // below the last panel
 	legendLine = 22.0
-	textSize   = 12.0
+	textSize   = 13.0
+	titleSize  = 16.0
 )
 
 const plotted = width - left - right
@@ -142,23 +144,11 @@ func (c *colours) css() string {
 func (c *Chart) SVG() string {
 	p := &painter{chart: c}
 	legend := c.legend()
-	height := titleRoom + tickRoom + 18 + legendLine*float64(len(legend)) + 8
+	height := tickRoom + 18 + legendLine*float64(len(legend)) + 8
 	for _, panel := range c.Panels {
 		height += labelRoom + panel.Height
 	}
-	css := lightColours.css()
-	switch c.Theme {
-	case Dark:
-		css = darkColours.css()
-	case Auto:
-		css += "@media (prefers-color-scheme: dark){" + darkColours.css() + "}"
-	}
-	p.add(`<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%.0f" viewBox="0 0 %.0f %.0f" role="img" font-family="Helvetica, Arial, Liberation Sans, sans-serif" font-size="%.0f">`,
-		width, height, width, height, textSize)
-	p.add(`<title>%s</title><style>text{stroke:none}line,polyline,path{fill:none}%s</style>`, escaped(c.Title), css)
-	p.add(`<rect class="page" width="100%%" height="100%%"/>`)
-	p.bold(left, 22, c.Title)
-	top := titleRoom
+	top := p.begin(c.Title, height, c.Theme)
 	for i := range c.Panels {
 		top += labelRoom
 		p.panel(&c.Panels[i], top, i == len(c.Panels)-1)
@@ -180,23 +170,48 @@ type painter struct {
 
 func (p *painter) add(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
 
-// text writes a text that is as long in any font.
-func (p *painter) text(x, y float64, anchor, class, text string) {
-	p.add(`<text x="%.1f" y="%.1f" text-anchor="%s" class="%s" textLength="%.1f" lengthAdjust="spacingAndGlyphs">%s</text>`,
-		x, y, anchor, class, textWidth(text)*textSize, escaped(text))
+// begin writes the head of a picture with so much room below its title, and returns where that begins.
+func (p *painter) begin(title string, height float64, theme Theme) float64 {
+	lines := wrapped(title, titleSize*1.08, width-2*right)
+	top := 10 + titleLine*float64(len(lines))
+	css := lightColours.css()
+	switch theme {
+	case Dark:
+		css = darkColours.css()
+	case Auto:
+		css += "@media (prefers-color-scheme: dark){" + darkColours.css() + "}"
+	}
+	p.add(`<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%.0f" viewBox="0 0 %.0f %.0f" role="img" font-family="Helvetica, Arial, Liberation Sans, sans-serif" font-size="%.0f">`,
+		width, top+height, width, top+height, textSize)
+	p.add(`<title>%s</title><style>text{stroke:none}line,polyline,path{fill:none}%s</style>`, escaped(title), css)
+	p.add(`<rect class="page" width="100%%" height="100%%"/>`)
+	for i, line := range lines {
+		p.bold(right, 4+titleLine*float64(i+1), titleSize, line)
+	}
+	return top
 }
 
-func (p *painter) bold(x, y float64, text string) {
-	const size = 15.0
-	p.add(`<text x="%.1f" y="%.1f" class="ink" font-size="%.0f" font-weight="bold" textLength="%.1f" lengthAdjust="spacingAndGlyphs">%s</text>`,
-		x, y, size, min(textWidth(text)*size*1.06, plotted), escaped(text))
+func (p *painter) text(x, y float64, anchor, class, text string) {
+	p.add(`<text x="%.1f" y="%.1f" text-anchor="%s" class="%s">%s</text>`, x, y, anchor, class, escaped(text))
+}
+
+func (p *painter) bold(x, y, size float64, text string) {
+	p.add(`<text x="%.1f" y="%.1f" class="ink" font-size="%.0f" font-weight="bold">%s</text>`, x, y, size, escaped(text))
 }
 
 // escaped returns a text for SVG. Characters that are not printed are shown escaped.
 func escaped(text string) string { return html.EscapeString(visible.Lines(text)) }
 
 func (p *painter) x(v float64) float64 {
-	return left + (v-p.chart.X.From)/(p.chart.X.To-p.chart.X.From)*plotted
+	return left + share(p.chart.X.From, p.chart.X.To, v, p.chart.X.Log)*plotted
+}
+
+// share returns how much of the way from one value to another v is.
+func share(from, to, v float64, log bool) float64 {
+	if log {
+		from, to, v = math.Log(from), math.Log(to), math.Log(v)
+	}
+	return (v - from) / (to - from)
 }
 
 // within is x for a value that may lie beyond the ends of the axis.
@@ -206,14 +221,14 @@ func (p *painter) within(v float64) float64 { return p.x(min(max(v, p.chart.X.Fr
 func (p *painter) panel(panel *Panel, top float64, last bool) {
 	from, to := panel.bounds()
 	bottom := top + panel.Height
-	y := func(v float64) float64 { return bottom - (v-from)/(to-from)*panel.Height }
+	y := func(v float64) float64 { return bottom - share(from, to, v, panel.Log)*panel.Height }
 	p.text(left, top-8, "start", "faint", panel.Label)
 	for _, b := range panel.Bands {
 		if begin, end := p.within(b.From), p.within(b.To); end > begin {
 			p.add(`<rect class="band" fill-opacity="0.25" x="%.1f" y="%.1f" width="%.1f" height="%.1f"/>`, begin, top, end-begin, panel.Height)
 		}
 	}
-	for _, tick := range Ticks(from, to, max(2, int(panel.Height/40))) {
+	for _, tick := range panel.ticks(from, to) {
 		p.add(`<line class="grid" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"/>`, left, left+plotted, y(tick), y(tick))
 		p.text(left-6, y(tick)+4, "end", "ink", Number(tick))
 	}
@@ -226,7 +241,8 @@ func (p *painter) panel(panel *Panel, top float64, last bool) {
 			p.text(p.x(tick), bottom+18, "middle", "ink", p.chart.X.Text(tick))
 		}
 	}
-	p.add(`<line class="axis" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"/>`, left, left+plotted, y(0), y(0))
+	axis := y(max(from, 0))
+	p.add(`<line class="axis" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"/>`, left, left+plotted, axis, axis)
 	p.bars(panel.Bars, y)
 	for _, l := range panel.Levels {
 		p.add(`<line class="s%d" stroke-width="1.3" stroke-dasharray="7 4" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"/>`, Grey, left, left+plotted, y(l.Y), y(l.Y))
@@ -237,7 +253,11 @@ func (p *painter) panel(panel *Panel, top float64, last bool) {
 	}
 	for _, m := range panel.Marks {
 		p.add(`<line class="axis" stroke-dasharray="4 3" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"/>`, p.x(m.X), p.x(m.X), top, bottom)
-		p.text(p.x(m.X)+4, top+12, "start", "faint", m.Text)
+		if p.x(m.X)+4+textWidth(m.Text)*textSize < width {
+			p.text(p.x(m.X)+4, top+12, "start", "faint", m.Text)
+		} else {
+			p.text(p.x(m.X)-4, top+12, "end", "faint", m.Text)
+		}
 	}
 }
 
@@ -279,8 +299,27 @@ func dashes(dashed bool) string {
 	return ""
 }
 
+func (p *Panel) ticks(from, to float64) (ticks []float64) {
+	if !p.Log {
+		return Ticks(from, to, max(2, int(p.Height/40)))
+	}
+	for tick := from; tick <= to*1.001; tick *= 10 {
+		ticks = append(ticks, tick)
+	}
+	return ticks
+}
+
 // bounds returns the least and the greatest value that a panel has room for.
 func (p *Panel) bounds() (from, to float64) {
+	if p.Log {
+		from, to = math.Inf(1), 0
+		for _, l := range p.Lines {
+			for _, at := range l.Points {
+				from, to = min(from, at.Y), max(to, at.Y)
+			}
+		}
+		return math.Pow(10, math.Floor(math.Log10(from))), math.Pow(10, math.Ceil(math.Log10(to)))
+	}
 	see := func(v float64) { from, to = min(from, v), max(to, v) }
 	for _, l := range p.Lines {
 		for _, at := range l.Points {
@@ -360,8 +399,8 @@ func (c *Chart) legend() (rows [][]entry) {
 	return rows
 }
 
-// swatch is the room of an entry of the legend beside its name.
-const swatch = 50.0
+// swatch is the room of an entry of the legend beside its name, which another font may make longer.
+const swatch = 56.0
 
 func (p *painter) legend(row []entry, y float64) {
 	x := left

@@ -30,6 +30,26 @@ func textWidth(text string) float64 {
 	return float64(sum) / 1000
 }
 
+// wrapped cuts a text into lines that fit, between words where there are any.
+func wrapped(text string, size, room float64) (lines []string) {
+	rest := []rune(text)
+	for len(rest) > 0 {
+		n, space := 0, 0
+		for n < len(rest) && textWidth(string(rest[:n+1]))*size <= room {
+			n++
+			if n < len(rest) && rest[n] == ' ' {
+				space = n
+			}
+		}
+		if n < len(rest) && space > 0 {
+			n = space
+		}
+		n = max(n, 1)
+		lines, rest = append(lines, strings.TrimSpace(string(rest[:n]))), rest[n:]
+	}
+	return lines
+}
+
 // Number writes a number for an axis: with thousands apart, and no digits that say nothing.
 func Number(v float64) string {
 	text := strconv.FormatFloat(math.Round(v*1e6)/1e6, 'f', -1, 64)
@@ -58,7 +78,7 @@ var steps = []time.Duration{
 // as the time of day by UTC.
 func Time(from time.Time, lasts time.Duration, clock bool) Axis {
 	a := Axis{Label: "time", To: lasts.Seconds(), Text: func(tick float64) string { return short(time.Duration(tick * float64(time.Second))) }}
-	const most = 9
+	const most = 7
 	step := 24 * time.Hour
 	for step*most < lasts {
 		step *= 2

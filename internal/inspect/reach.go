@@ -38,7 +38,7 @@ func (d *Inspector) Reach(ctx context.Context, e *catalog.Edit) (Reach, error) {
 		return Reach{}, err
 	}
 	var reach Reach
-	var asked []ratelimit.Request
+	var kept, asked []ratelimit.Request
 	seen := 0
 	for status, err := range d.Store.Rows(ctx, limit, ratelimit.Page{Most: MostCounted + 1}) {
 		if err != nil {
@@ -54,24 +54,37 @@ func (d *Inspector) Reach(ctx context.Context, e *catalog.Edit) (Reach, error) {
 			continue
 		}
 		reach.Keys++
-		if is.Capacity < 1 { // which grants no whole token
+		switch {
+		case is.Capacity < 1 || after.Mode == ratelimit.ModeRefuse: // no whole token, or none at all
 			reach.Refused++
-			continue
+		case after.Mode == ratelimit.ModeShadow:
+		case e.LeftOf(&ratelimit.Status{Request: before}) != nil:
+			kept = append(kept, before.Limit.ForN(before.Key, 0))
+		default:
+			asked = append(asked, after)
 		}
-		asked = append(asked, after)
 	}
+	if err := d.refused(ctx, &reach, asked, func(s *ratelimit.Status) bool { return !s.OK && !s.Shadowed }); err != nil {
+		return Reach{}, err
+	}
+	err = d.refused(ctx, &reach, kept, func(s *ratelimit.Status) bool { return !s.PausedUntil.IsZero() || e.LeftOf(s).After < 1 })
+	return reach, err
+}
+
+// refused counts the requests that would be refused by what a check of them says.
+func (d *Inspector) refused(ctx context.Context, reach *Reach, asked []ratelimit.Request, refused func(*ratelimit.Status) bool) error {
 	for some := range slices.Chunk(asked, max(1, ratelimit.MaxChecks/shards(asked))) {
 		statuses, err := d.Store.CheckEach(ctx, some...)
 		if err != nil {
-			return Reach{}, err
+			return err
 		}
-		for _, status := range statuses {
-			if !status.OK && !status.Shadowed {
+		for i := range statuses {
+			if refused(&statuses[i]) {
 				reach.Refused++
 			}
 		}
 	}
-	return reach, nil
+	return nil
 }
 
 func (d *Inspector) reachOfPermits(ctx context.Context, e *catalog.Edit, limit ratelimit.InFlight) (reach Reach, err error) {

@@ -36,6 +36,7 @@ type Story struct {
 // A PermitStory is the known facts of a key of a limit of how many at once.
 type PermitStory struct {
 	Key       string
+	N         int                // the permits asked about
 	Published ratelimit.InFlight // the limit
 	Holds     ratelimit.InFlight // that of the key, after overrides
 	ForKey    *catalog.Entry     // the overrides, nil for none; those that are off or over too
@@ -45,14 +46,17 @@ type PermitStory struct {
 	Changes   []catalog.Change // of the key, and for all keys; the newest first
 }
 
-// PermitStory returns the known facts of a key. It takes and locks nothing. Errors are those of
-// Story.
-func (d *Inspector) PermitStory(ctx context.Context, name, key string) (*PermitStory, error) {
+// PermitStory returns the known facts of a key, and the answer for n permits. It takes and locks
+// nothing. Errors are those of Story.
+func (d *Inspector) PermitStory(ctx context.Context, name, key string, n int) (*PermitStory, error) {
 	limit, err := d.InFlight(name)
 	if err != nil {
 		return nil, err
 	}
-	s := &PermitStory{Key: key, Published: limit, Holds: d.Catalog.InFlight(limit, key)}
+	s := &PermitStory{Key: key, N: n, Published: limit, Holds: d.Catalog.InFlight(limit, key)}
+	if err := s.Holds.ForN(key, n).Validate(); err != nil && !errors.Is(err, ratelimit.ErrExceedsCapacity) {
+		return nil, err
+	}
 	s.ForKey, s.ForAll = d.overrides(name, key)
 	if s.Held, err = d.Store.Permits().Held(ctx, s.Holds, key); err != nil {
 		return nil, err
@@ -66,7 +70,7 @@ func (d *Inspector) PermitStory(ctx context.Context, name, key string) (*PermitS
 
 // OK reports whether a permit would be given now.
 func (s *PermitStory) OK() bool {
-	return s.Holds.Mode == ratelimit.ModeShadow || s.Holds.Mode != ratelimit.ModeRefuse && len(s.Held) < s.Holds.Limit
+	return s.Holds.Mode == ratelimit.ModeShadow || s.Holds.Mode != ratelimit.ModeRefuse && len(s.Held)+s.N <= s.Holds.Limit
 }
 
 // Why returns what a caller would get now, and the reason, in a sentence.
@@ -75,7 +79,9 @@ func (s *PermitStory) Why() string {
 	switch {
 	case s.Holds.Mode == ratelimit.ModeRefuse:
 		return "refused: " + refusing(s.Holds.RefusedUntil)
-	case len(s.Held) < s.Holds.Limit:
+	case s.N > s.Holds.Limit:
+		return "never: " + s.Holds.ForN(s.Key, s.N).Validate().Error()
+	case len(s.Held)+s.N <= s.Holds.Limit:
 		return "granted: " + held
 	case s.Holds.Mode == ratelimit.ModeShadow:
 		return "granted, since its mode is shadow: " + held

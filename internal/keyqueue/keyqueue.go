@@ -1,5 +1,5 @@
-// Package keyqueue lets goroutines in by key, first come, first served. Each key
-// has a number of tickets.
+// Package keyqueue admits goroutines by key, first come, first served. Each key has a number of
+// tickets.
 package keyqueue
 
 import (
@@ -9,11 +9,11 @@ import (
 	"sync"
 )
 
-// Queue is the queues of all keys. The zero value is ready to use. A key that is neither held
-// nor waited for takes no memory. It is safe for concurrent use.
+// Queue holds the queues of all keys. Its zero value is ready to use, and it is safe for concurrent
+// use. A key without holders and waiters takes no memory.
 //
-// A caller that holds tickets of several keys must enter them in an order that is the same for
-// all callers, or two can wait for each other.
+// A caller that holds tickets of several keys must enter the keys in one order for all callers, or
+// two can wait for each other.
 type Queue[K comparable] struct {
 	mu   sync.Mutex
 	keys map[K]*keyQueue
@@ -32,14 +32,13 @@ type waiter struct {
 	ready   chan struct{} // closed once it has a ticket
 }
 
-// Enter returns one of the key's tickets, from 0 to tickets-1, when one is free
-// and it is the caller's turn. The caller must give it back with [Queue.Leave].
-// If ctx is over first the error is that of ctx, and nothing is held.
+// Enter waits for the caller's turn and returns a free ticket, from 0 to tickets-1. Return it with
+// [Queue.Leave]. If ctx ends first, Enter returns its error and holds nothing.
 //
-// The number of tickets must be the same, one or more, for all callers that use the key at a
-// time. Of the tickets that are free at the call, choose picks one, or if it is nil the first is
-// taken. It must be quick, and must not use the queue nor keep or change the slice. A caller
-// that has to wait gets the ticket that becomes free.
+// All callers of a key must pass the same number of tickets, one or more. If several are free at
+// the call, choose picks one; without choose it is the first. choose must be quick, must not use
+// the queue, and must not keep or change the slice. A caller that has to wait gets the ticket that
+// becomes free.
 func (q *Queue[K]) Enter(ctx context.Context, key K, tickets int, choose func(free []int) int) (ticket int, err error) {
 	if tickets < 1 {
 		panic("keyqueue: a key must have a ticket")
@@ -62,8 +61,8 @@ func (q *Queue[K]) Enter(ctx context.Context, key K, tickets int, choose func(fr
 	return w.ticket, nil
 }
 
-// Leave gives a ticket back, and hands it to the caller that has waited longest. It panics if
-// the ticket is not held.
+// Leave returns a ticket and hands it to the caller that has waited longest. It panics if the
+// ticket is not held.
 func (q *Queue[K]) Leave(key K, ticket int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -74,7 +73,7 @@ func (q *Queue[K]) Leave(key K, ticket int) {
 	q.pass(key, l, ticket)
 }
 
-// Waiting returns how many wait, for all keys together.
+// Waiting returns the number of waiting callers of all keys.
 func (q *Queue[K]) Waiting() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -85,7 +84,7 @@ func (q *Queue[K]) Waiting() int {
 	return n
 }
 
-// join returns a ticket, or if none is free a waiter that is last in line.
+// join returns a free ticket, or a waiter at the end of the line.
 func (q *Queue[K]) join(key K, tickets int, choose func([]int) int) (int, *waiter) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -106,7 +105,7 @@ func (q *Queue[K]) join(key K, tickets int, choose func([]int) int) (int, *waite
 	return ticket, nil
 }
 
-// giveUp leaves the line. If its turn came in the meantime it passes it on.
+// giveUp leaves the line, and passes on a ticket that arrived meanwhile.
 func (q *Queue[K]) giveUp(key K, w *waiter) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -118,8 +117,8 @@ func (q *Queue[K]) giveUp(key K, w *waiter) {
 	l.waiting.Remove(w.element)
 }
 
-// pass hands a ticket to the caller that has waited longest, and forgets a key without holders
-// and waiters.
+// pass hands a ticket to the caller that has waited longest, and deletes a key without holders and
+// waiters.
 func (q *Queue[K]) pass(key K, l *keyQueue, ticket int) {
 	if first := l.waiting.Front(); first != nil {
 		w := l.waiting.Remove(first).(*waiter)
@@ -141,7 +140,7 @@ func newLine(tickets int) *keyQueue {
 	return l
 }
 
-// take takes one of the free tickets, of which there must be some.
+// take removes and returns one of the free tickets; there must be one.
 func (l *keyQueue) take(choose func([]int) int) int {
 	ticket := l.free[0]
 	if choose != nil {

@@ -1,4 +1,4 @@
-// Package wait is the stores' Wait: a reservation, and sleep until it is due.
+// Package wait implements the stores' Wait: it reserves, and sleeps until the reservation is due.
 package wait
 
 import (
@@ -9,8 +9,8 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Wait reserves, and returns when the reservation is due and none of its limits is
-// paused. If ctx ends before, or would, the reservation is given back.
+// Wait reserves, and returns when the reservation is due and none of its limits is paused. If ctx
+// ends before that, or would, Wait gives the reservation back and returns an error.
 func Wait(ctx context.Context, s ratelimit.Store, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	result, err := ratelimit.Granted(s.Reserve(ctx, requests...))
 	if err != nil {
@@ -22,12 +22,12 @@ func Wait(ctx context.Context, s ratelimit.Store, requests ...ratelimit.Request)
 	return result, nil
 }
 
-// untilDue sleeps until a reservation is due. It returns an error if it is not, and how
-// long it would have to sleep.
+// untilDue sleeps until a reservation is due. If ctx ends first, or would, it returns the time left
+// to sleep and an error.
 //
-// It counts from the answer, on the monotonic clock, which is not before the decision:
-// so it wakes up a little late rather than early, whatever the machine's clock says. A
-// pause that has begun in the meantime holds, so it looks again after it has slept.
+// It counts from the arrival of the answer, on the monotonic clock. That is not before the
+// decision, so it wakes a little late rather than early, whatever the machine's clock says. After
+// sleeping it looks for pauses that began meanwhile.
 func untilDue(ctx context.Context, s ratelimit.Store, result ratelimit.Result, requests []ratelimit.Request) (left time.Duration, err error) {
 	for left = result.RetryAfter; left > 0; {
 		if left, err = sleep(ctx, left); err != nil {
@@ -40,8 +40,8 @@ func untilDue(ctx context.Context, s ratelimit.Store, result ratelimit.Result, r
 	return 0, nil
 }
 
-// sleep sleeps for a while, unless ctx ends before. Then it says at once how long it
-// would have to.
+// sleep sleeps for d, unless ctx ends before that: then it returns at once with the time left to
+// sleep.
 func sleep(ctx context.Context, pause time.Duration) (left time.Duration, err error) {
 	begun := time.Now()
 	if deadline, ok := ctx.Deadline(); ok && deadline.Sub(begun) < pause {
@@ -57,7 +57,7 @@ func sleep(ctx context.Context, pause time.Duration) (left time.Duration, err er
 	}
 }
 
-// paused is how long the requests' limits are paused still.
+// paused returns the time until all limits of the requests have resumed.
 func paused(ctx context.Context, s ratelimit.Store, requests []ratelimit.Request) (left time.Duration, err error) {
 	questions := make([]ratelimit.Request, len(requests))
 	for i, r := range requests {
@@ -74,7 +74,7 @@ func paused(ctx context.Context, s ratelimit.Store, requests []ratelimit.Request
 	return left, err
 }
 
-// giveBackTime bounds giving back, for which ctx is over.
+// giveBackTime bounds giving back, which outlives ctx.
 const giveBackTime = 5 * time.Second
 
 func giveBack(ctx context.Context, s ratelimit.Store, failed *ratelimit.WaitError) error {

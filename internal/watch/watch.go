@@ -1,4 +1,4 @@
-// Package watch tells Config.Observe of the verbs of a store.
+// Package watch reports the verbs of a store to Config.Observe.
 package watch
 
 import (
@@ -13,14 +13,14 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
-// Observer tells a function of each decision. A nil Observer tells nobody.
+// Observer calls a function with each decision. A nil Observer does nothing.
 type Observer struct {
 	observe ratelimit.Observe
 	class   func(error) string
 }
 
-// New returns an observer, nil without a function. class returns the class of an error that only this
-// store has, "" of any other.
+// New returns an Observer, or nil without a function. class returns the class of errors that only
+// this store has, and "" for all others.
 func New(observe ratelimit.Observe, class func(error) string) *Observer {
 	if observe == nil {
 		return nil
@@ -28,7 +28,7 @@ func New(observe ratelimit.Observe, class func(error) string) *Observer {
 	return &Observer{observe: observe, class: class}
 }
 
-// Watch is a verb under way. The zero Watch tells nobody.
+// Watch measures one verb. The zero Watch reports nothing.
 type Watch struct {
 	observer *Observer
 	ctx      context.Context
@@ -39,17 +39,17 @@ type Watch struct {
 	Form ratelimit.Form
 	Effort
 
-	// Outcome is how it ended, if the answer does not tell.
+	// Outcome returns the outcome where the answer alone does not say.
 	Outcome ratelimit.Outcome
 }
 
-// Effort is the wait for a decision, and the statements that it took.
+// Effort is the time a decision waited, and the statements it took.
 type Effort struct {
 	Queued         time.Duration
 	Batch, Retries int
 }
 
-// Begin watches a verb from now on. Without an observer it costs nothing.
+// Begin starts to measure a verb. Without an observer it costs nothing.
 func (o *Observer) Begin(ctx context.Context, verb ratelimit.Verb, form ratelimit.Form, requests []ratelimit.Request) (w Watch) {
 	if o == nil {
 		return w
@@ -59,25 +59,26 @@ func (o *Observer) Begin(ctx context.Context, verb ratelimit.Verb, form ratelimi
 	return w
 }
 
-// BeginLater is Begin of a verb that may be answered from memory: its time begins with
-// [Watch.Start]. It fills the zero Watch in place, since such a verb takes less than a copy of
-// some Watches, and keeps a copy of the requests, or those of all callers would be on the heap.
+// BeginLater is for verbs that memory may answer: the time counts from [Watch.Start]. It fills w in
+// place, which is faster than to copy a Watch, and copies the requests, which keeps the callers'
+// off the heap.
 func (w *Watch) BeginLater(o *Observer, ctx context.Context, verb ratelimit.Verb, form ratelimit.Form, requests []ratelimit.Request) {
 	if o != nil {
 		w.observer, w.ctx, w.verb, w.Form, w.requests = o, ctx, verb, form, slices.Clone(requests)
 	}
 }
 
-// On reports whether somebody is told.
+// On reports whether there is an observer.
 func (w *Watch) On() bool { return w != nil && w.observer != nil }
 
-// Add adds the effort of a statement: a call in modes may need several. The batch is the last one's.
+// Add adds the effort of one statement, since a call in modes may need several. The batch is that
+// of the last one.
 func (w *Watch) Add(e Effort) {
 	w.Queued, w.Retries, w.Batch = w.Queued+e.Queued, w.Retries+e.Retries, e.Batch
 }
 
-// Start begins the time of a verb, unless it has begun, and returns the instant of now; zero if
-// nobody is told.
+// Start starts the time of a verb, unless it runs already, and returns now; without an observer it
+// returns the zero time.
 func (w *Watch) Start() (now time.Time) {
 	if !w.On() {
 		return now
@@ -89,7 +90,7 @@ func (w *Watch) Start() (now time.Time) {
 	return now
 }
 
-// Report tells of a verb that has a result.
+// Report reports a verb that returned a result.
 func (w *Watch) Report(result *ratelimit.Result, err error) {
 	switch {
 	case w.observer == nil:
@@ -100,7 +101,7 @@ func (w *Watch) Report(result *ratelimit.Result, err error) {
 	}
 }
 
-// granted is report of most calls.
+// granted reports a plain grant, which most calls are.
 func (w *Watch) granted(result *ratelimit.Result) {
 	var e ratelimit.Event
 	e.Verb, e.Form, e.Outcome = w.verb, w.Form, ratelimit.OutcomeGranted
@@ -112,22 +113,22 @@ func (w *Watch) granted(result *ratelimit.Result) {
 	w.observer.observe(w.ctx, e)
 }
 
-// ReportError is Report of a verb without one, for defer.
+// ReportError reports a verb without a result; it is for defer.
 func (w *Watch) ReportError(err *error) {
 	if w.observer != nil {
 		w.report(nil, nil, *err)
 	}
 }
 
-// ReportPermit is Report of a verb of permits.
+// ReportPermit reports a verb of permits.
 func (w *Watch) ReportPermit(permit ratelimit.Permit, err error) {
 	if w.observer != nil {
-		its := permit // on the heap only if somebody is told
+		its := permit // only then on the heap
 		w.report(nil, &its, err)
 	}
 }
 
-// ReportReceipt is Tell of a verb that settles a receipt.
+// ReportReceipt reports a verb that settles a receipt.
 func (w *Watch) ReportReceipt(r *ratelimit.Receipt, result *ratelimit.Result, err error) {
 	if w.observer == nil {
 		return
@@ -165,14 +166,14 @@ func (w *Watch) report(result *ratelimit.Result, permit *ratelimit.Permit, err e
 	w.observer.observe(w.ctx, e)
 }
 
-// isFault reports whether an event with an outcome tells of an error: a refusal is none, but that
-// of a receipt that was settled before.
+// isFault reports whether an event with this outcome carries an error: refusals do not, except of a
+// receipt that was settled before.
 func isFault(outcome ratelimit.Outcome, err error) bool {
 	refused := outcome == ratelimit.OutcomeRefused || outcome == ratelimit.OutcomePaused
 	return err != nil && (!refused || errors.Is(err, ratelimit.ErrSettled))
 }
 
-// Outcome returns that of an answer. A nil result is one that the verb does not have.
+// Outcome returns the outcome of an answer. A verb without results passes nil.
 func (o *Observer) Outcome(result *ratelimit.Result, err error) ratelimit.Outcome {
 	return o.outcome(result, nil, err)
 }
@@ -218,13 +219,13 @@ func refusal(r *ratelimit.Result) ratelimit.Outcome {
 	return ratelimit.OutcomeRefused
 }
 
-// The classes that decide what is told.
+// The classes that decide the outcome.
 const (
-	OutcomeUnknown = "outcome_unknown" // nobody knows whether it is committed
-	Silent         = "silent"          // nobody was asked, since the database is known to be silent
+	OutcomeUnknown = "outcome_unknown" // whether it committed is unknown
+	Silent         = "silent"          // nothing was asked: the database is known to be silent
 )
 
-// Class returns the class of an error, of which there are few.
+// Class returns an error's class, one of a few.
 func (o *Observer) Class(err error) string {
 	if err == nil {
 		return ""

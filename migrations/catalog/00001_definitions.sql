@@ -53,6 +53,7 @@ CREATE TABLE rate_limit_definitions (
         AND date_part('year', lease) = 0 AND date_part('month', lease) = 0),
     CONSTRAINT "mode must be enforce, shadow or refuse" CHECK (mode IN ('enforce', 'shadow', 'refuse')),
     CONSTRAINT "until must be an instant" CHECK (isfinite(until)),
+    CONSTRAINT "note must have at most 2048 bytes" CHECK (octet_length(note) <= 2048),
     CONSTRAINT "capacity must fill within 36500 days at this rate" CHECK (
         coalesce(capacity, rate) / rate * date_part('epoch', period) <= 36500 * 86400.0),
 
@@ -73,7 +74,9 @@ CREATE TABLE rate_limit_definitions (
 
     -- Other shards would be full at once, and another start moves no row that is there.
     CONSTRAINT "shards and start are for a program's row only" CHECK (kind IS NOT NULL OR shards IS NULL AND start IS NULL),
-    CONSTRAINT "mode is for an override only" CHECK (kind IS NULL OR mode IS NULL)
+    CONSTRAINT "mode is for an override only" CHECK (kind IS NULL OR mode IS NULL),
+    CONSTRAINT "an override must replace a field" CHECK (
+        kind IS NOT NULL OR num_nonnulls(rate, period, capacity, max_reserved, slots, at_once, lease, mode) > 0)
 );
 
 CREATE UNIQUE INDEX rate_limit_definitions_published ON rate_limit_definitions (name) WHERE kind IS NOT NULL;
@@ -185,10 +188,11 @@ $$;
 
 -- +goose StatementBegin
 CREATE FUNCTION rate_limit_definitions_log() RETURNS trigger LANGUAGE plpgsql
-    SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET intervalstyle = 'postgres' AS $$
 DECLARE
     was    jsonb;
     became jsonb;
+    moved  boolean := TG_OP = 'UPDATE' AND (OLD.name, OLD.key) IS DISTINCT FROM (NEW.name, NEW.key);
     log    text := format('INSERT INTO %I.rate_limit_history (name, key, was, became) VALUES ($1, $2, $3, $4)', TG_TABLE_SCHEMA);
 BEGIN
     -- Logical replication and some restores bring rows and leave the sequence behind.
@@ -206,10 +210,11 @@ BEGIN
         became := jsonb_strip_nulls(to_jsonb(NEW) - '{id,name,key,updated_at}'::text[]);
     END IF;
     -- For people, who can still roll back. Without the key, which may be a customer's name.
-    IF was IS DISTINCT FROM became AND NOT coalesce(became, was) ? 'kind' THEN
-        RAISE NOTICE 'override of limit "%": was %, becomes %', coalesce(NEW.name, OLD.name), coalesce(was::text, 'none'), coalesce(became::text, 'none');
+    IF (moved OR was IS DISTINCT FROM became) AND NOT coalesce(became, was) ? 'kind' THEN
+        RAISE NOTICE 'override of limit "%": was %, becomes %', coalesce(OLD.name, NEW.name), coalesce(was::text, 'none'), coalesce(became::text, 'none')
+            || CASE WHEN moved THEN format(' for %s of limit "%s"', CASE WHEN NEW.key IS NULL THEN 'all keys' ELSE 'a key' END, NEW.name) ELSE '' END;
     END IF;
-    IF TG_OP = 'UPDATE' AND (OLD.name, OLD.key) IS DISTINCT FROM (NEW.name, NEW.key) THEN
+    IF moved THEN
         EXECUTE log USING OLD.name, OLD.key, was, NULL::jsonb;
         EXECUTE log USING NEW.name, NEW.key, NULL::jsonb, became;
     ELSIF TG_OP = 'DELETE' THEN

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,8 +25,12 @@ type probes struct {
 	lost             bool      // no connection of the pool was acquired since failed
 }
 
-// Probe asks the server a statement on a connection of its own. The first answer after a probe that
-// failed has the pool replace its connections. Probe then returns an error until the pool has a
+// AwaitDisk is a transaction of its own that is committed once it is on disk, and on the synchronous
+// standbys, as the session's synchronous_commit says. It needs no table.
+const AwaitDisk = "SELECT pg_logical_emit_message(true, 'ratelimit', '')"
+
+// Probe asks the server to commit an empty transaction, on a connection of its own: a server whose commits
+// hang answers no call either. The first answer after a probe that failed has the pool replace its connections. Probe then returns an error until the pool has a
 // connection, since a call would wait in vain for one, but for no longer than held.
 //
 // A server or a pooler that has no room for another connection is asked by one of the pool, which may
@@ -99,10 +105,25 @@ func probe(ctx context.Context, pool *pgxpool.Pool) error {
 		defer cancel()
 		_ = own.Close(ctx)
 	}()
-	if _, err = own.PgConn().Exec(ctx, "SELECT 1").ReadAll(); err != nil && own.IsClosed() && Code(err) == "" {
+	err = ask(func(sql string) error {
+		_, err := own.PgConn().Exec(ctx, sql).ReadAll()
+		return err
+	})
+	if err != nil && own.IsClosed() && Code(err) == "" {
 		return fmt.Errorf("%w: %w", io.ErrUnexpectedEOF, err) // pgx may say no more than that it is closed
 	}
 	return err
+}
+
+// ask asks whether the server commits, or where it refuses that, as a standby does or to a role that may
+// not, whether it answers.
+func ask(exec func(sql string) error) error {
+	err := exec(AwaitDisk)
+	lost := func(class string) bool { return strings.HasPrefix(Code(err), class) }
+	if Code(err) == "" || slices.ContainsFunc([]string{"08", "53", "57P"}, lost) {
+		return err
+	}
+	return exec("SELECT 1")
 }
 
 // probeByPool asks by a connection of the pool, since the server has refused another one with an
@@ -114,7 +135,10 @@ func (c *Conn) probeByPool(ctx context.Context, refused error) error {
 		}
 		return refused
 	}
-	_, err := c.Pool.Exec(ctx, "SELECT 1", pgx.QueryExecModeSimpleProtocol)
+	err := ask(func(sql string) error {
+		_, err := c.Pool.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol)
+		return err
+	})
 	if ctx.Err() != nil {
 		c.Pool.Reset() // connections that are dead without knowing have those places
 	}

@@ -17,7 +17,7 @@ import (
 // commit of an empty message in the log waits for the disk, and no call is answered before. A
 // transaction that has the row meanwhile is later in the log, of which a crash, or a standby, loses
 // only the end.
-const awaitDiskSQL = "SELECT pg_logical_emit_message(true, 'ratelimit', '')" // as the session's synchronous_commit says
+const awaitDiskSQL = conn.AwaitDisk
 
 // freesEarly reports whether transactions can free their rows early: the server has the message,
 // and the role may use it. That is remembered; what any other error says is not.
