@@ -20,6 +20,19 @@ var ErrNotMigrated = errors.New("riverlimit: table " + parked.Table + " is missi
 // all that could have woken it was killed.
 const parkedFor = 24 * time.Hour
 
+// Line is the jobs that are parked for permits of a limit's key. It is printed, logged and in JSON without
+// the key.
+type Line = parked.Line
+
+// Lines returns the lines of parked jobs of a limit's keys, and of all limits if its name is "": the longest
+// ones, at most so many. It is for metrics and alarms, and reads the whole table.
+func Lines(ctx context.Context, store *pgstore.Store, limit string, most int) ([]Line, error) {
+	if store == nil || store.Pool() == nil {
+		return nil, invalid("Store", nil, "must have a pool")
+	}
+	return parked.Lines(ctx, store.Pool(), store.Schema(), limit, most)
+}
+
 // lineID is a line: the jobs that are parked for a limit's key, of those in one schema of River's.
 type lineID struct{ river, name, key string }
 

@@ -218,6 +218,10 @@ func TestInsertParked(t *testing.T) {
 			t.Errorf("job %d is put off for %v, want %v", i, wait, want)
 		}
 	}
+	lines, err := riverlimit.Lines(t.Context(), b.store, "", 10)
+	if err != nil || len(lines) != 1 || lines[0].Limit != "one" || lines[0].Key != "A" || lines[0].Jobs != 2 || time.Since(lines[0].Since) > patience {
+		t.Errorf("got the lines %+v, %v", lines, err)
+	}
 	_, err = b.insertTenants(t, in, "B", "A", "A")
 	if full, ok := errors.AsType[*riverlimit.LineFullError](err); !ok || full.Limit != "one" || full.Most != 3 || !errors.Is(err, ratelimit.ErrRefused) {
 		t.Errorf("got %v, want the error of a full line", err)
