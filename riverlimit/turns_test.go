@@ -118,8 +118,10 @@ func turnsRuns() []turnsRun {
 		{name: "InFlight 1, 10,000 jobs inserted with it", config: riverlimit.MiddlewareConfig{InFlight: oneOfTenant}, took: time.Second, flood: 10_000, parked: true},
 		{name: "1 a second", config: riverlimit.MiddlewareConfig{Limits: ofTenant(oneASecond)}, flood: 200},
 		{name: "1 a second, MaxReserved 5", config: riverlimit.MiddlewareConfig{Limits: ofTenant(fewAhead)}, flood: 200},
-		{name: "1 a minute for the tenant, 100 for all", config: riverlimit.MiddlewareConfig{Limits: ofTenant(oneAMinute, shared)}, flood: 6000,
-			inserted: func(tenant string) []ratelimit.Request { return []ratelimit.Request{oneAMinute.For(tenant)} }},
+		{
+			name: "1 a minute for the tenant, 100 for all", config: riverlimit.MiddlewareConfig{Limits: ofTenant(oneAMinute, shared)}, flood: 6000,
+			inserted: func(tenant string) []ratelimit.Request { return []ratelimit.Request{oneAMinute.For(tenant)} },
+		},
 	}
 }
 
