@@ -227,7 +227,8 @@ func TestKillParked(t *testing.T) {
 		t.Errorf("the kill hit %d running jobs, %d are parked", stuck, parked)
 	}
 	b.inTx(t, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), fmt.Sprintf("DELETE FROM %s.river_leader", b.Schema))
+		_, err := tx.Exec(t.Context(), fmt.Sprintf(`UPDATE %[1]s.river_job SET attempted_at = attempted_at - interval '2.5 s' WHERE state = 'running';
+			DELETE FROM %[1]s.river_leader`, b.Schema))
 		return err
 	})
 	b.workerProcess(t, killParked+"=yes")
