@@ -18,6 +18,7 @@ CREATE TABLE rate_limit_definitions (
     every        text,
     zone         text,
     anchor       date,
+    time         text,
     at_once      integer,
     lease        interval,
     mode         text,
@@ -41,10 +42,15 @@ CREATE TABLE rate_limit_definitions (
     CONSTRAINT "start must be in the years 1 to 9999" CHECK (
         start >= '0001-01-01 00:00:00+00' AND start < '10000-01-01 00:00:00+00'),
     CONSTRAINT "slots must be from 1 to 1000" CHECK (slots BETWEEN 1 AND 1000),
-    CONSTRAINT "every must be day, week, month or year" CHECK (every IN ('day', 'week', 'month', 'year')),
+    CONSTRAINT "every must be day, week, month, year or several like '3 months'" CHECK (
+        every ~ '^(day|week|month|year|[1-9][0-9]{0,4} (day|week|month|year)s?)$'),
+    CONSTRAINT "every must be at most 36500 days" CHECK (
+        coalesce(substring(every, '^[0-9]{1,5}')::int, 1) * CASE substring(every, '[a-z]') WHEN 'd' THEN 1 WHEN 'w' THEN 7 WHEN 'm' THEN 30.5 ELSE 366 END <= 36500),
+    CONSTRAINT "time must be a time of day, such as 09:00" CHECK (time ~ '^([01][0-9]|2[0-3]):[0-5][0-9]$'),
     CONSTRAINT "anchor must be in the years 1 to 9999" CHECK (anchor BETWEEN '0001-01-01' AND '9999-12-31'),
     CONSTRAINT "zone and anchor are those of every, which has them" CHECK (
         (every IS NULL) = (zone IS NULL) AND (every IS NULL) = (anchor IS NULL)),
+    CONSTRAINT "time is that of every" CHECK (every IS NOT NULL OR time IS NULL),
     CONSTRAINT "every is for a fixed window without a start" CHECK (
         every IS NULL OR kind IS NOT NULL AND kind = 'fixed window' AND start IS NULL),
     CONSTRAINT "at_once must be from 1 to 10000" CHECK (at_once BETWEEN 1 AND 10000),
@@ -92,7 +98,9 @@ COMMENT ON COLUMN rate_limit_definitions.kind IS
 COMMENT ON COLUMN rate_limit_definitions.rate IS
     'Tokens that are refilled in each period.';
 COMMENT ON COLUMN rate_limit_definitions.every IS
-    'Of a quota by the calendar, the unit by which it is refilled; period is the longest that lasts. Its windows begin with days of zone, from anchor on.';
+    'Of a quota by the calendar, the unit or units by which it is refilled; period is the longest that lasts. Its windows begin with days of zone, from anchor on.';
+COMMENT ON COLUMN rate_limit_definitions.time IS
+    'Of a quota by the calendar, the time of day at which its windows begin by the clocks of zone, such as 09:00; NULL for midnight.';
 COMMENT ON COLUMN rate_limit_definitions.capacity IS
     'The most tokens that a key holds: 0 for none. A program''s is NULL when it is the rate, and follows an override of that.';
 COMMENT ON COLUMN rate_limit_definitions.max_reserved IS
@@ -140,7 +148,7 @@ CREATE TABLE rate_limit_pending (
 );
 
 COMMENT ON TABLE rate_limit_pending IS
-    'Edits that are under way: rows of the limit, or of its key, whose paused is a hundred years (36500 days) before mark are measured by the first of measured until due, and have been taken from by all of these.';
+    'Edits that are under way: rows of the limit, or of its key, whose paused is a hundred years (36500 days) before mark are measured by the first of measured until due, or by the capacity of the second if it is two hundred, and have been taken from by all of these.';
 
 -- A restore brings overrides before what they override, so all rows of a statement are there first.
 -- +goose StatementBegin
