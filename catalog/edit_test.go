@@ -274,20 +274,17 @@ func TestManyEditsByHand(t *testing.T) {
 		{"DELETE FROM rate_limit_definitions WHERE key::int % 2 = 0", 750, 11},
 	} {
 		told = nil
-		var before, logged, scans, differ int
+		var before, logged, scanned, scans, differ int
 		must(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
-			const count = "SELECT count(*) FROM rate_limit_history"
-			const scanned = "SELECT seq_scan + idx_scan FROM pg_stat_xact_user_tables WHERE relid = 'rate_limit_history'::regclass"
-			if err := tx.QueryRow(t.Context(), inSchema(db, count)).Scan(&before); err != nil {
+			const looked = "(SELECT seq_scan + idx_scan FROM pg_stat_xact_user_tables WHERE relid = 'rate_limit_history'::regclass)"
+			err := tx.QueryRow(t.Context(), inSchema(db, "SELECT max(version), "+looked+" FROM rate_limit_history")).Scan(&before, &scanned)
+			if err != nil {
 				return err
 			}
 			if _, err := tx.Exec(t.Context(), inSchema(db, step.sql)); err != nil {
 				return err
 			}
-			if err := tx.QueryRow(t.Context(), inSchema(db, scanned)).Scan(&scans); err != nil {
-				return err
-			}
-			return tx.QueryRow(t.Context(), inSchema(db, count+" WHERE version > $1"), before).Scan(&logged)
+			return tx.QueryRow(t.Context(), inSchema(db, "SELECT count(*), "+looked+" FROM rate_limit_history WHERE version > $1"), before).Scan(&logged, &scans)
 		}))
 		must(t, db.Pool.QueryRow(t.Context(), inSchema(db, `SELECT count(*) FROM rate_limit_definitions AS d
 			FULL JOIN (SELECT DISTINCT ON (name, key) name, key, became FROM rate_limit_history ORDER BY name, key, version DESC) AS h
@@ -296,7 +293,7 @@ func TestManyEditsByHand(t *testing.T) {
 		if logged != step.logged || differ != 0 {
 			t.Errorf("%s: logged %d changes, want %d; %d overrides are not as the history says", step.sql, logged, step.logged, differ)
 		}
-		if scans > 10 || len(told) != step.tells {
+		if scans -= scanned; scans > 10 || len(told) != step.tells {
 			t.Errorf("%s: looked at the history %d times, told %d times, want %d", step.sql, scans, len(told), step.tells)
 		}
 	}
