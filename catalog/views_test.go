@@ -54,8 +54,8 @@ var kinds = []ratelimit.Limit{
 
 var noon = time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
 
-// The views say of each key what Rows says, for every kind, after random histories in which
-// the catalog changes, limits are paused and the clock goes back.
+// The views say of each key what Rows says, for every kind, after random histories in which the
+// catalog changes, edges are moved, limits are paused and the clock goes back.
 func TestViewsAgreeWithRows(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
@@ -85,23 +85,24 @@ type history struct {
 	c     *catalog.Catalog
 	store *pgstore.Store
 	now   time.Time
+	kinds []ratelimit.Limit
 	log   []string
 }
 
 func newHistory(t *testing.T, r *rand.Rand) *history {
-	h := &history{T: t, rand: r, db: newDB(t), now: noon}
+	h := &history{T: t, rand: r, db: newDB(t), now: noon, kinds: slices.Clone(kinds)}
 	clock := func() time.Time { return h.now }
 	h.c, _ = newCatalog(t, h.db, func(c *catalog.Config) { c.Clock = clock })
 	var err error
 	h.store, err = pgstore.New(h.db.Pool, &pgstore.Config{Schema: h.db.Schema, Clock: clock})
 	must(t, err)
-	must(t, h.c.Publish(t.Context(), kinds...))
+	must(t, h.c.Publish(t.Context(), h.kinds...))
 	return h
 }
 
 // step does one thing.
 func (h *history) step() {
-	ctx, limit, key := h.Context(), kinds[h.rand.IntN(len(kinds))], string(rune('a'+h.rand.IntN(3)))
+	ctx, limit, key := h.Context(), h.kinds[h.rand.IntN(len(kinds))], string(rune('a'+h.rand.IntN(3)))
 	name := ratelimit.NameOf(limit)
 	request := h.c.ForN(limit, key, float64(1+h.rand.IntN(6)))
 	switch h.rand.IntN(4) {
@@ -117,6 +118,9 @@ func (h *history) step() {
 		h.now = h.now.Add(time.Duration(h.rand.Int64N(int64(40 * 24 * time.Hour)))).Truncate(time.Microsecond)
 	case 3:
 		h.now = h.now.AddDate(0, 0, -h.rand.IntN(9))
+	}
+	if h.rand.IntN(20) == 0 {
+		h.move()
 	}
 	var err error
 	what := h.rand.IntN(20)
@@ -167,6 +171,20 @@ func (h *history) step() {
 	must(h, err)
 }
 
+// move has a quota by the calendar other edges, on which the rows that are there do not stand.
+func (h *history) move() {
+	i := h.rand.IntN(len(h.kinds))
+	quota, ok := h.kinds[i].(ratelimit.FixedWindow)
+	if !ok || quota.Every == 0 {
+		return
+	}
+	quota.Zone = []string{"UTC", "Europe/Berlin", "America/New_York", "Pacific/Auckland"}[h.rand.IntN(4)]
+	quota.Anchor = ratelimit.DateOf(h.now.AddDate(0, 0, h.rand.IntN(400)-200))
+	h.kinds[i] = quota
+	h.log = append(h.log, fmt.Sprintf("%+v", quota))
+	must(h, h.c.Publish(h.Context(), quota))
+}
+
 // compare compares the view with Rows, key by key.
 func (h *history) compare() {
 	var short int
@@ -177,11 +195,8 @@ func (h *history) compare() {
 		h.Errorf("the view has %d keys, and the table %d", len(shown), keys)
 	}
 	for _, row := range shown {
-		i := 0
-		for ratelimit.NameOf(kinds[i]) != row.Name {
-			i++
-		}
-		holds := h.c.For(kinds[i], row.Key)
+		i := slices.IndexFunc(h.kinds, func(limit ratelimit.Limit) bool { return ratelimit.NameOf(limit) == row.Name })
+		holds := h.c.For(h.kinds[i], row.Key)
 		if row.Mode != holds.Mode.String() {
 			h.Errorf("%q of %q: got mode %s, want %v", row.Key, row.Name, row.Mode, holds.Mode)
 		}
@@ -222,20 +237,27 @@ func TestViewsKnowTheCalendar(t *testing.T) {
 	windows := func(q ratelimit.FixedWindow, instants ...int64) []window {
 		t.Helper()
 		rows, err := db.Pool.Query(t.Context(), inSchema(db, `
-			SELECT i.at, rate_limits_edge($1, $2, $3, n), rate_limits_edge($1, $2, $3, n + 1)
-			FROM unnest($4::int8[]) AS i (at), rate_limits_edges($1, $2, $3, i.at) AS n`),
-			q.Every.String(), q.Zone, q.Anchor.String(), instants)
+			SELECT i.at, rate_limits_edge($1, $2, $3, $4, n), rate_limits_edge($1, $2, $3, $4, n + 1)
+			FROM unnest($5::int8[]) AS i (at), rate_limits_edges($1, $2, $3, $4, i.at) AS n`),
+			q.Every.String(), q.Zone, q.Anchor.String(), fmt.Sprintf("%02d:%02d", int(q.Time.Hours()), int(q.Time.Minutes())%60), instants)
 		must(t, err)
 		all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[window])
 		must(t, err)
 		return all
 	}
-	for _, zone := range []string{"UTC", "Europe/Berlin", "America/New_York", "Asia/Beirut", "America/Havana", "Atlantic/Azores", "Asia/Kathmandu"} {
+	for _, zone := range []string{"UTC", "Europe/Berlin", "America/New_York", "Asia/Beirut", "America/Havana", "Atlantic/Azores", "Asia/Kathmandu", "Australia/Lord_Howe"} {
 		for _, q := range []ratelimit.FixedWindow{
 			{Every: ratelimit.Day, Anchor: ratelimit.Date{Year: 2024, Month: 1, Day: 1}},
 			{Every: ratelimit.Week, Anchor: ratelimit.Date{Year: 2030, Month: 3, Day: 31}},
 			{Every: ratelimit.Month, Anchor: ratelimit.Date{Year: 2026, Month: 1, Day: 31}},
 			{Every: ratelimit.Year, Anchor: ratelimit.Date{Year: 2024, Month: 2, Day: 29}},
+			{Every: ratelimit.Day, Anchor: ratelimit.Date{Year: 2024, Month: 1, Day: 1}, Time: 150 * time.Minute},
+			{Every: ratelimit.Day, Anchor: ratelimit.Date{Year: 2024, Month: 1, Day: 1}, Time: time.Hour},
+			{Every: ratelimit.Month, Anchor: ratelimit.Date{Year: 2026, Month: 1, Day: 31}, Time: 23*time.Hour + 59*time.Minute},
+			{Every: 3 * ratelimit.Month, Anchor: ratelimit.Date{Year: 2031, Month: 4, Day: 30}, Time: 9 * time.Hour},
+			{Every: 2 * ratelimit.Week, Anchor: ratelimit.Date{Year: 2030, Month: 3, Day: 31}},
+			{Every: 5 * ratelimit.Day, Anchor: ratelimit.Date{Year: 2024, Month: 1, Day: 1}, Time: 12 * time.Hour},
+			{Every: 2 * ratelimit.Year, Anchor: ratelimit.Date{Year: 2025, Month: 2, Day: 28}},
 		} {
 			q.Name, q.Rate, q.Zone = "quota", 1, zone
 			d := q.Definition()

@@ -21,9 +21,8 @@ type AddressConfig = edge.AddressConfig
 // Addresses finds the addresses of clients. It is safe for concurrent use.
 type Addresses struct{ finder edge.Addresses }
 
-// NewAddresses makes an Addresses. A nil config believes no proxy. An error is
-// [ratelimit.ErrInvalid], and tells all that is wrong: a *[ratelimit.FieldError], or several
-// joined.
+// NewAddresses returns an Addresses. A nil config trusts no proxy. Errors are
+// [ratelimit.ErrInvalid] and report every fault: a *[ratelimit.FieldError], or several joined.
 func NewAddresses(config *AddressConfig) (*Addresses, error) {
 	var c AddressConfig
 	if config != nil {
@@ -36,8 +35,8 @@ func NewAddresses(config *AddressConfig) (*Addresses, error) {
 	return &Addresses{*finder}, nil
 }
 
-// Key is the client's address, as far as Config says: "192.0.2.1/32" or "2001:db8::/64". It is
-// a [Key].
+// Key returns the client's address, cut as the config says: "192.0.2.1/32" or "2001:db8::/64". It
+// is a [Key].
 func (a *Addresses) Key(c *Call) (string, error) {
 	addr, err := a.Of(c)
 	if err != nil {
@@ -46,8 +45,8 @@ func (a *Addresses) Key(c *Call) (string, error) {
 	return a.finder.Key(addr)
 }
 
-// KeyOf returns the key of an address: what an override, a pause or a reset of it writes. The error
-// of one that is invalid is [ratelimit.ErrInvalid].
+// KeyOf returns the key of an address, for overrides, pauses and resets. An invalid address is
+// [ratelimit.ErrInvalid].
 func (a *Addresses) KeyOf(addr netip.Addr) (string, error) {
 	if !addr.IsValid() {
 		return "", &ratelimit.FieldError{Package: "grpclimit", Field: "Address", Value: addr, Reason: "must be valid"}
@@ -55,10 +54,10 @@ func (a *Addresses) KeyOf(addr netip.Addr) (string, error) {
 	return a.finder.Key(addr)
 }
 
-// Of is the client's address: that of the nearest hop, going from this server towards the
-// client, that is not a trusted proxy. If all are, it is the furthest. Where a trusted proxy does
-// not give an address, it is the proxy's own, so that nobody gets a new key by sending
-// an address that cannot be read.
+// Of returns the client's address: the nearest hop, going from this server towards the client, that
+// is not a trusted proxy. If all hops are trusted, it is the furthest. Where a trusted proxy gives
+// no readable address, it is the proxy's own, so that a client cannot get a new key by sending
+// garbage.
 func (a *Addresses) Of(c *Call) (netip.Addr, error) {
 	remote := ""
 	if p, ok := peer.FromContext(c.Context); ok && p.Addr != nil {

@@ -20,8 +20,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
-// pushback is the trailer by which a server says when to try again to clients whose service
-// configuration has a retry policy.
+// pushback is the trailer that tells clients with a retry policy when to try again.
 const pushback = "grpc-retry-pushback-ms"
 
 // answer returns the status of a call that is not let through.
@@ -87,12 +86,12 @@ func badRequest(err error) error {
 	if s := statusOf(err); s != nil {
 		return s.Err()
 	}
-	var field *ratelimit.FieldError // of the key or the count; its value is not for the client
+	var field *ratelimit.FieldError // the fault is the key's or the count's; its value is not for the client
 	if errors.As(err, &field) {
 		return status.Errorf(codes.InvalidArgument, "the %s for limit %q %s", lower[field.Field], field.Limit, field.Reason)
 	}
 	return status.Error(codes.InvalidArgument, "the call cannot be counted")
 }
 
-// lower is how answers call the fields of a request.
+// lower maps the fields of a request to their names in answers.
 var lower = map[string]string{"Key": "key", "Count": "cost", "N": "weight"}

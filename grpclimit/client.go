@@ -19,36 +19,37 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
-// ClientStore is the verbs of a store that a [Client] needs to share a quota with other processes,
-// Allow and Pause: a *pgstore.Store or a *memstore.Store.
+// ClientStore has the verbs by which a [Client] shares a quota with other processes: Allow and
+// Pause. A *pgstore.Store or a *memstore.Store has them.
 type ClientStore = edge.WaitStore
 
 // ClientConfig configures a [Client].
 type ClientConfig struct {
-	// MaxWait bounds the waits of a call, before it is sent and between its tries: none lasts
-	// beyond MaxWait after the call began, time under way included. The default is 30 seconds.
+	// MaxWait bounds the waits of a call, before it is sent and between its tries: no wait ends
+	// later than MaxWait after the call began. The default is 30 seconds.
 	MaxWait time.Duration
 
-	// MaxTries is how often a call is sent at most. The default is 4; 1 never sends one again.
+	// MaxTries is the largest number of times that a call is sent. The default is 4; with 1 it is
+	// sent once.
 	MaxTries int
 
-	// MaxPause is the longest that anything a server says holds calls back or pauses the limit
-	// of all processes. When it is over, one call asks again. The default is 5 minutes.
+	// MaxPause bounds how long anything that a server says may hold calls back, or pause the limit
+	// of all processes. After it one call asks again. The default is 5 minutes.
 	MaxPause time.Duration
 
-	// Scope says which calls a server's word is about: those for which it returns the same.
-	// The default is the connection's target, for all methods.
+	// Scope groups calls: what a server says about one holds for all calls with the same scope. The
+	// default is the connection's target, for all methods.
 	Scope func(target, method string) string
 
-	// Store and Limit space calls out by a limit of the client's own, which all processes with
-	// the same store share: each try takes the request of Limit, waiting if need be, those of a
-	// process in turn; and a ResourceExhausted pauses that limit for all. A Capacity of 1
-	// spaces calls evenly. A call without a Limit takes nothing. A store that fails keeps the
-	// call from being sent. The message is nil when a stream is opened. Both or neither.
+	// Store and Limit space calls by a limit of your own, which all processes with the same store
+	// share. Each try takes the request that Limit returns, and waits for it in the order of
+	// arrival. A ResourceExhausted pauses that limit for all processes. A Capacity of 1 spaces
+	// calls evenly. A request without a Limit takes nothing. If the store fails, the call is not
+	// sent. The message is nil when a stream is opened. Set both or neither.
 	Store ClientStore
 	Limit func(ctx context.Context, method string, message any) ratelimit.Request
 
-	// Logger gets the faults of pausing. The default is slog.Default().
+	// Logger gets the errors of pausing. The default is slog.Default().
 	Logger *slog.Logger
 }
 
@@ -70,9 +71,8 @@ type Client struct {
 	waiter edge.Waiter
 }
 
-// NewClient makes a Client; a nil config has all the defaults. An error is
-// [ratelimit.ErrInvalid], and tells all that is wrong: a *[ratelimit.FieldError], or several
-// joined.
+// NewClient returns a Client; a nil config holds the defaults. Errors are [ratelimit.ErrInvalid]
+// and report every fault: a *[ratelimit.FieldError], or several joined.
 func NewClient(config *ClientConfig) (*Client, error) {
 	c := &Client{}
 	if config != nil {
@@ -93,15 +93,15 @@ func NewClient(config *ClientConfig) (*Client, error) {
 	return c, nil
 }
 
-// String is for logs: without it they would show the keys that calls wait for.
+// String keeps the keys that calls wait for out of logs.
 func (c *Client) String() string { return "grpclimit.Client" }
 
-// WaitError is a call that was not sent, because it would have had to wait for longer than
-// ClientConfig.MaxWait or its context allow. Its status is ResourceExhausted with RetryInfo, or
-// that of its context's error.
+// WaitError reports a call that was not sent, because its wait would have exceeded
+// ClientConfig.MaxWait or its context's deadline. Its status is ResourceExhausted with RetryInfo,
+// or that of its context's error.
 type WaitError struct {
-	Until time.Time // when it is worth another try, on this machine's clock
-	Err   error     // [ratelimit.ErrRefused] when its own limit had no tokens in time; else nil, or a context's error
+	Until time.Time // when to try again, on this machine's clock
+	Err   error     // [ratelimit.ErrRefused] if the client's own limit had no tokens in time; otherwise nil or a context's error
 }
 
 func (e *WaitError) Error() string {
@@ -115,7 +115,7 @@ func (e *WaitError) Error() string {
 // Unwrap returns e.Err.
 func (e *WaitError) Unwrap() error { return e.Err }
 
-// GRPCStatus is for status.FromError and status.Code.
+// GRPCStatus returns the status, for status.FromError and status.Code.
 func (e *WaitError) GRPCStatus() *status.Status {
 	if errors.Is(e.Err, context.Canceled) || errors.Is(e.Err, context.DeadlineExceeded) {
 		return status.FromContextError(e.Err)
@@ -128,15 +128,15 @@ func (e *WaitError) GRPCStatus() *status.Status {
 	return detailed
 }
 
-// try is a call that is sent once or several times.
+// try is one call and its tries.
 type try struct {
 	client  *Client
 	budget  *edge.Budget
 	ctx     context.Context
 	scope   string
 	request ratelimit.Request
-	round   edge.Round // in which it was sent last
-	n       int        // how often it was sent
+	round   edge.Round // the scope of the last try
+	n       int        // the number of tries so far
 }
 
 func (c *Client) begin(ctx context.Context, cc *grpc.ClientConn, method string, message any) (*try, error) {
@@ -160,8 +160,8 @@ func (t *try) turn() (err error) {
 	return err
 }
 
-// again notes the limits that the call's answer states, an error or nil, and reports whether the
-// call is to be sent again.
+// again notes what the call's answer says about limits; err may be nil. It reports whether to send
+// the call again.
 func (t *try) again(err error) bool {
 	answer := readAnswer(err)
 	wait := t.client.waiter.Heed(t.budget, t.scope, t.round, t.request, answer)
@@ -200,10 +200,10 @@ func (c *Client) Unary(ctx context.Context, method string, req, reply any, cc *g
 	}
 }
 
-// Stream is a grpc.StreamClientInterceptor. It waits before a stream is opened, and heeds the
-// server's answer. One that was refused is opened again if the client sends a single
-// message in it: with the first RecvMsg, and Header says nothing before that. If it sends
-// several, nobody keeps them, so the error is returned.
+// Stream is a grpc.StreamClientInterceptor. It waits before it opens a stream, and heeds the
+// server's answer. A refused stream is opened again if the client sends a single message in it: the
+// first RecvMsg does so, and Header returns nothing before. If the client sends several messages
+// the error is returned, since they are not kept.
 func (c *Client) Stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	t, err := c.begin(ctx, cc, method, nil)
 	if err != nil {
@@ -232,14 +232,14 @@ type clientStream struct {
 	open    func() (grpc.ClientStream, error)
 
 	mu     sync.Mutex
-	stream grpc.ClientStream // the one that is open now
+	stream grpc.ClientStream // the stream that is open now
 	sent   any
 	closed bool
 
-	answered bool // known to RecvMsg alone
+	answered bool // RecvMsg has seen the answer
 }
 
-// reopen opens the stream, and sends the messages sent before.
+// reopen opens the stream and sends its messages again.
 func (s *clientStream) reopen() error {
 	stream, err := s.open()
 	if err != nil {
@@ -249,7 +249,7 @@ func (s *clientStream) reopen() error {
 	defer s.mu.Unlock()
 	s.stream = stream
 	if s.sent != nil {
-		_ = stream.SendMsg(s.sent) // RecvMsg returns its error
+		_ = stream.SendMsg(s.sent) // RecvMsg returns the error
 	}
 	if s.closed {
 		_ = stream.CloseSend()

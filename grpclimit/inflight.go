@@ -17,35 +17,35 @@ import (
 // Without a permit the answer is ResourceExhausted. Its RetryInfo is no promise: see
 // Config.FullRetryAfter.
 type InFlightPolicy struct {
-	// Limit is the limit. Required. Its name is public as that of a Policy is, and differs
-	// from those of all policies.
+	// Limit is required. Its name is public, as a Policy's is, and differs from those of all
+	// policies.
 	Limit ratelimit.InFlight
 
-	// Methods are those to which the policy applies, as those of a Policy. The default is all.
+	// Methods selects calls as a Policy's Methods do. The default is all.
 	Methods []string
 
-	// Key says whose limit it is. Nil is one for all.
+	// Key returns the key of a call. Nil is one key for all.
 	Key Key
 
-	// Tier chooses the limit for a call: a copy of Limit with another number or lease, of the
-	// same name. A zero InFlight means that the policy does not apply to the call. An error
-	// is answered as one of Key. Nil is Limit for all.
+	// Tier chooses the limit for a call: a copy of Limit with another number or lease, of the same
+	// name. With a zero InFlight the policy does not apply. Its errors are answered as Key's. Nil
+	// means Limit for all.
 	Tier func(*Call) (ratelimit.InFlight, error)
 
-	// Weight says how many permits a call holds, as it weighs: all or nothing. More than the
-	// limit has are never granted. An error is answered as one of Key. Nil is one.
+	// Weight returns how many permits a call holds, all or nothing. More than the limit has is
+	// never granted. Its errors are answered as Key's. Nil means one.
 	Weight func(*Call) (int, error)
 }
 
-// PermitOf returns the permit that a call holds of a policy in flight, named by its limit: for
-// ReleaseTx of the store in the transaction that finishes the work, and for its Fence. ctx is
-// that of the handler. It returns false if there is none: the policy does not apply, or the call
-// was let through in shadow mode or because the store failed.
+// PermitOf returns the permit that a call holds of a policy in flight, by its limit's name: for its
+// Fence, and for ReleaseTx in the transaction that finishes the work. ctx is the handler's. It
+// returns false if the policy does not apply, or if the call passed in shadow mode or because the
+// store failed.
 func PermitOf(ctx context.Context, policy string) (permit ratelimit.Permit, ok bool) {
 	return edge.PermitOf(ctx, policy)
 }
 
-// inFlight returns ps with their defaults.
+// inFlight returns ps with defaults filled in.
 func inFlight(ps []InFlightPolicy) []edge.InFlight[*Call] {
 	policies := make([]edge.InFlight[*Call], len(ps))
 	for i, p := range ps {

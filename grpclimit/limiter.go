@@ -23,14 +23,15 @@ const (
 	defaultFailureFor = 5 * time.Second
 )
 
-// Store is the verbs of a store that a [Limiter] needs, Allow and Settle: a *pgstore.Store or a *memstore.Store.
+// Store has the verbs that a [Limiter] needs, Allow and Settle: a *pgstore.Store or a
+// *memstore.Store.
 type Store = edge.Store
 
-// Call is a call as policies see it. Logged, printed and in JSON it is its method.
+// Call is what policies see of a call. Printed, logged and in JSON it shows the method only.
 type Call struct {
 	Method  string          // its full name, such as "/shop.Orders/Place"
-	Context context.Context // with its metadata, its peer, and the values of the interceptors before this one
-	Message any             // of a unary call; nil when a stream is opened
+	Context context.Context // with the call's metadata and peer, and the values of earlier interceptors
+	Message any             // the message of a unary call; nil when a stream is opened
 }
 
 // String returns the method.
@@ -42,21 +43,21 @@ func (c Call) LogValue() slog.Value { return slog.StringValue(c.Method) }
 // MarshalJSON returns the method.
 func (c Call) MarshalJSON() ([]byte, error) { return json.Marshal(c.Method) }
 
-// Outcome is how a call ended, for Policy.Counts.
+// Outcome says how a call ended, for Policy.Counts.
 type Outcome struct {
 	Call     *Call
-	Code     codes.Code // of the handler's error; Unknown if it panicked
+	Code     codes.Code // the code of the handler's error; Unknown if it panicked
 	Panicked bool
 }
 
-// CountOnly counts the calls that end with one of the codes, such as Unauthenticated for
-// failed logins, and those of which the handler panicked.
+// CountOnly counts calls that end with one of the codes, such as Unauthenticated for failed logins,
+// and calls whose handler panicked.
 func CountOnly(only ...codes.Code) func(Outcome) bool {
 	return func(o Outcome) bool { return o.Panicked || contains(only, o.Code) }
 }
 
 // CountExcept counts all calls but those that end with one of the codes, such as Internal and
-// Unavailable. A call of which the handler panics is Unknown.
+// Unavailable. A handler's panic is Unknown.
 func CountExcept(except ...codes.Code) func(Outcome) bool {
 	return func(o Outcome) bool { return !contains(except, o.Code) }
 }
@@ -70,54 +71,54 @@ func contains(list []codes.Code, code codes.Code) bool {
 	return false
 }
 
-// Policy is one limit of a limiter: its definition, its key, and the count that a call takes. Its
-// public name, in answers, is the limit's.
+// Policy is one limit of a limiter: its definition, its key, and the count that a call takes.
+// Answers name it by its limit's name.
 type Policy struct {
-	// Limit is the limit. Required. Its name differs from those of the other policies.
+	// Limit is required. Its name differs from those of the other policies.
 	Limit ratelimit.Limit
 
-	// Methods are those to which the policy applies, by their full names, or all of a service
-	// by "/shop.Orders/". The default is all calls, those of health checks and reflection too.
+	// Methods selects calls by full names, or all methods of a service by "/shop.Orders/". The
+	// default is all calls, health checks and reflection included.
 	Methods []string
 
 	// Key returns the key of a call. Nil is one key for all.
 	Key Key
 
-	// Tier chooses the limit for a call, such as by the customer's plan: a copy of Limit with
-	// other numbers, of the same name. A nil limit means that the policy does not apply to
-	// the call. An error is answered as one of Key. Nil is Limit for all.
+	// Tier chooses the limit for a call, such as by the customer's plan: a copy of Limit with other
+	// numbers, of the same name. With a nil limit the policy does not apply. Its errors are
+	// answered as Key's. Nil means Limit for all.
 	Tier func(*Call) (ratelimit.Limit, error)
 
-	// Cost says how many tokens a call takes. Nil is one.
+	// Cost returns how many tokens a call takes. Nil means one.
 	Cost Cost
 
-	// Above is the share of the limit's Capacity that these calls leave to others, for
-	// classes of priority: see [ratelimit.Request.Above]. Methods of another class have a
-	// Limiter of their own. The default is 0: they may use all of it.
+	// Above is the share of the limit's Capacity that these calls leave to others, for classes of
+	// priority: see [ratelimit.Request.Above]. Methods of another class need a Limiter of their
+	// own. The default is 0: they may use all of it.
 	Above float64
 
-	// Counts says, once the handler is done, whether the call counts; if not, its tokens are
-	// given back. Between the two the tokens are gone, so a thousand guesses at the same time
-	// are limited too. Nil counts all. See [CountOnly] and [CountExcept].
+	// Counts decides after the handler whether the call counts. If not, its tokens are given back;
+	// until then they are gone, so a thousand guesses at once are limited too. Nil counts all
+	// calls. See [CountOnly] and [CountExcept].
 	Counts func(Outcome) bool
 }
 
 // Config configures a [Limiter].
 type Config struct {
-	// Policies are asked together: all that apply grant, or nothing is taken. At most
-	// [ratelimit.MaxRequests]. Required, unless there are policies InFlight.
+	// Policies are asked together: all that apply must grant, or nothing is taken. There are at
+	// most [ratelimit.MaxRequests]. Required, unless InFlight has policies.
 	Policies []Policy
 
-	// InFlight are how many calls may be handled at a time. They are asked with Policies, all
-	// or nothing, by the verbs of Permits.
+	// InFlight bounds how many calls are handled at a time. These policies are asked with Policies,
+	// all or nothing, by the verbs of Permits.
 	InFlight []InFlightPolicy
 
-	// Permits is the store's verbs for limits of how many at once, store.Permits(). Required
-	// for InFlight. With a fallback.Store they are what its Permits returns of those.
+	// Permits has the store's verbs for limits of how many at once, store.Permits(); required for
+	// InFlight. With a fallback.Store pass what its Permits returns of them.
 	Permits ratelimit.Permits
 
-	// Catalog chooses the definition for a key, such as an override in a database, when Limit or
-	// Tier have chosen one by the code: a *catalog.Catalog. Nil leaves that as it is.
+	// Catalog replaces the definition that Limit or Tier chose by that of the database, such as an
+	// override of a key: a *catalog.Catalog. Nil keeps the code's.
 	Catalog ratelimit.Catalog
 
 	// InTx says which calls have handlers that take in their own transaction. For these
@@ -143,42 +144,41 @@ type Config struct {
 	// Shadow, FailOpen, Timeout and Counts do not apply to these takes. Nil is none.
 	InTx func(*Call) bool
 
-	// Jitter is the share of the wait, 0 to 1, over which RetryInfo is spread, so that clients
-	// that were refused together do not come back together. It only adds, at most MaxJitter, and
-	// is always the same share for one key. The default is none.
+	// Jitter spreads RetryInfo over a share, 0 to 1, of the wait, so that clients that were refused
+	// together do not come back together. It only adds, at most MaxJitter, and always the same
+	// share for one key. The default is none.
 	Jitter float64
 
-	// MaxJitter is the most that Jitter adds, such as to the wait for a day's quota. The default
-	// is 30 seconds.
+	// MaxJitter is the most that Jitter adds. The default is 30 seconds.
 	MaxJitter time.Duration
 
 	// Timeout bounds a decision, and settling after the handler. The default is 1 second.
 	Timeout time.Duration
 
-	// FailOpen lets calls through when the limit cannot be asked, such as when the database
-	// is down, each after Timeout. Observe hears of it. The default is to answer Unavailable.
-	// A store of package fallback answers at once, and keeps to the limit from memory.
+	// FailOpen lets calls through when the store fails, such as when the database is down, each
+	// after Timeout; Observe hears of it. The default is to answer Unavailable. A store of package
+	// fallback answers at once, and keeps to the limit from memory.
 	FailOpen bool
 
-	// FailureRetryAfter is the RetryInfo of that Unavailable, spread by up to as much again.
-	// The default is 5 seconds.
+	// FailureRetryAfter is the RetryInfo of that Unavailable, spread by up to as much again. The
+	// default is 5 seconds.
 	FailureRetryAfter time.Duration
 
-	// FullRetryAfter is the RetryInfo of a refusal for want of a permit, spread by up to as much
-	// again: nobody knows when one will be free. The default is 1 second.
+	// FullRetryAfter is the RetryInfo when no permit is free, spread by up to as much again, since
+	// nobody knows when one will be. The default is 1 second.
 	FullRetryAfter time.Duration
 
-	// Shadow has every call pass, also one that is refused. Tokens and permits are taken as ever,
-	// and Observe hears of the decision.
+	// Shadow lets every call pass. Tokens and permits are taken as ever, and Observe hears of each
+	// decision.
 	Shadow bool
 
-	// Observe hears of every decision, before the answer, as an event with the Door "grpclimit";
-	// and of settling that failed (VerbSettle) and permits that were lost (VerbRenew) later. Its
-	// context is the call's, which [CallOf] returns. It must not block, and be safe for
-	// concurrent use. The store's own Observe hears of the same decisions.
+	// Observe hears of every decision before the answer, as an event with the Door "grpclimit".
+	// Later it hears of settling that failed (VerbSettle) and permits that were lost (VerbRenew).
+	// Its context is the call's, of which [CallOf] returns the call. It must not block, and must be
+	// safe for concurrent use. The store's own Observe hears of the same decisions.
 	Observe ratelimit.Observe
 
-	// Logger gets the faults of the store. The default is slog.Default().
+	// Logger gets the errors of the store. The default is slog.Default().
 	Logger *slog.Logger
 }
 
@@ -189,7 +189,7 @@ type Limiter struct {
 	permits edge.Limiter[*Call, Outcome] // the same without Policies
 }
 
-// New makes a Limiter. An error is [ratelimit.ErrInvalid], and tells all that is wrong: a
+// New returns a Limiter. Errors are [ratelimit.ErrInvalid] and report every fault: a
 // *[ratelimit.FieldError], or several joined.
 func New(store Store, config *Config) (*Limiter, error) {
 	f := edge.Faults{Package: "grpclimit"}
@@ -229,7 +229,7 @@ func New(store Store, config *Config) (*Limiter, error) {
 	return l, nil
 }
 
-// policies returns ps with their defaults.
+// policies returns ps with defaults filled in.
 func policies(ps []Policy) []edge.Policy[*Call, Outcome] {
 	policies := make([]edge.Policy[*Call, Outcome], len(ps))
 	for i, p := range ps {
@@ -244,7 +244,8 @@ func policies(ps []Policy) []edge.Policy[*Call, Outcome] {
 	return policies
 }
 
-// of returns a tier that is the zero limit for calls of other methods; limit, without a tier.
+// of returns a tier that is the zero limit for calls of other methods. Without a tier it returns
+// limit for all others.
 func of[L any](methods []string, limit L, tier func(*Call) (L, error)) func(*Call) (L, error) {
 	if len(methods) == 0 {
 		return tier
@@ -260,7 +261,7 @@ func of[L any](methods []string, limit L, tier func(*Call) (L, error)) func(*Cal
 	}
 }
 
-// matches reports whether a method is one of methods, or of a service among them.
+// matches reports whether methods list a method, or its service.
 func matches(methods []string, method string) bool {
 	for _, m := range methods {
 		if m == method || strings.HasSuffix(m, "/") && strings.HasPrefix(method, m) {
@@ -287,11 +288,11 @@ func (c Config) String() string {
 	return "grpclimit: policies " + edge.Names(c.limits(), permitLimits(c.InFlight))
 }
 
-// LogValue is String.
+// LogValue returns what String returns.
 func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
-// Unary is a grpc.UnaryServerInterceptor. Put it behind authentication. A handler that is
-// let through has a context for [Used], which reports the tokens really used.
+// Unary is a grpc.UnaryServerInterceptor. Put it behind authentication. In the handler's context,
+// [Used] reports the tokens really used.
 func (l *Limiter) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
 	err = l.serve(&Call{info.FullMethod, ctx, req}, func(ctx context.Context) (err error) {
 		resp, err = handler(ctx, req)
@@ -300,10 +301,9 @@ func (l *Limiter) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo
 	return resp, err
 }
 
-// Stream is a grpc.StreamServerInterceptor, as [Limiter.Unary] is one. A stream takes when it
-// is opened, and holds its permits until its handler returns. The context that ends when one is
-// lost is that of the stream that the handler has: a handler that waits in RecvMsg learns of it
-// after the next message.
+// Stream is a grpc.StreamServerInterceptor that does what [Limiter.Unary] does. A stream takes when
+// it is opened, and holds its permits until its handler returns. When a permit is lost, the
+// stream's context ends; a handler that waits in RecvMsg notices after the next message.
 func (l *Limiter) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	return l.serve(&Call{info.FullMethod, stream.Context(), nil}, func(ctx context.Context) error {
 		return handler(srv, &serverStream{stream, ctx})
@@ -318,7 +318,7 @@ type serverStream struct {
 
 func (s *serverStream) Context() context.Context { return s.ctx }
 
-// serve has do handle a call that is let through.
+// serve calls do for a call that is let through.
 func (l *Limiter) serve(c *Call, do func(context.Context) error) (err error) {
 	gate := &l.gate
 	if l.config.InTx != nil && l.config.InTx(c) {
@@ -344,7 +344,7 @@ func (l *Limiter) serve(c *Call, do func(context.Context) error) (err error) {
 	return err
 }
 
-// codeOf returns the code that the server answers for an error of a handler.
+// codeOf returns the code that the server answers for a handler's error.
 func codeOf(err error) codes.Code {
 	if s, ok := status.FromError(err); ok {
 		return s.Code()
@@ -354,14 +354,14 @@ func codeOf(err error) codes.Code {
 
 type handedKey struct{}
 
-// handed is the requests that a handler is to take in its own transaction.
+// handed holds the requests that a handler takes in its own transaction.
 type handed struct {
 	requests []ratelimit.Request
-	outer    *handed // of the limiter before, whose requests are among them
+	outer    *handed // of the limiter before this one, whose requests come first
 	asked    atomic.Bool
 }
 
-// inTx returns do for a handler that takes requests in its own transaction.
+// inTx wraps do for a handler that takes requests in its own transaction.
 func (l *Limiter) inTx(c *Call, requests []ratelimit.Request, do func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		h := &handed{requests: requests}
@@ -372,7 +372,7 @@ func (l *Limiter) inTx(c *Call, requests []ratelimit.Request, do func(context.Co
 		if err == nil && len(requests) > 0 && h.asked.Load() {
 			l.gate.Granted(c.Context, c, ratelimit.Result{}, requests)
 		}
-		if _, ok := status.FromError(err); ok { // of the handler's own
+		if _, ok := status.FromError(err); ok { // the handler's own status, or no error
 			return err
 		}
 		if e, ok := l.gate.Answers(c.Context, c, err); ok {
@@ -383,8 +383,7 @@ func (l *Limiter) inTx(c *Call, requests []ratelimit.Request, do func(context.Co
 }
 
 // Requests returns the requests of the policies for the call of ctx, if its handler takes in its
-// own transaction: see Config.InTx. It is empty when no policy applies; AllowTx is not to be called
-// then.
+// own transaction: see Config.InTx. It is empty when no policy applies; do not call AllowTx then.
 func Requests(ctx context.Context) []ratelimit.Request {
 	innermost, _ := ctx.Value(handedKey{}).(*handed)
 	for h := innermost; h != nil; h = h.outer {

@@ -151,7 +151,7 @@ func (p Permits) Keep(ctx context.Context, permit ratelimit.Permit, do func(ctx 
 	return s.keepers.Keep(ctx, p, permit, do)
 }
 
-// Hold is [Permits.AcquireWait] and [Permits.Keep].
+// Hold calls [Permits.AcquireWait], and then [Permits.Keep].
 func (p Permits) Hold(ctx context.Context, request ratelimit.PermitRequest, do func(ctx context.Context, permit ratelimit.Permit) error) error {
 	if do == nil {
 		return &ratelimit.FieldError{Field: "Func", Value: nil, Reason: "must not be nil"}
@@ -182,7 +182,7 @@ func (p Permits) Held(ctx context.Context, limit ratelimit.InFlight, key string)
 	return permits, nil
 }
 
-// Reset frees all permits of the limit for key: their holders find them lost.
+// Reset frees all permits of the limit for key. Their holders find them lost.
 func (p Permits) Reset(ctx context.Context, limit ratelimit.InFlight, key string) error {
 	s := p.store
 	scope := s.own()
@@ -402,7 +402,7 @@ func (s scope) putPermit(row decide.Row, state bucket.State) {
 	s.put(row, state)
 }
 
-// heldRow is the row of one of the permits that are held together, and its fence.
+// heldRow is the row of one permit of several, with its fence.
 type heldRow struct {
 	decide.Row
 	fence int64

@@ -19,13 +19,12 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
-// ErrLocked is the error of a verb that waited, until its context ended or for too long,
-// for a transaction that has taken from its limit and key. It is the context's error as
-// well.
+// ErrLocked is returned by a verb that waited too long, or until its context ended, for a
+// transaction that has taken from its limit and key. It wraps the context's error.
 var ErrLocked = errors.New("memstore: waited for a transaction")
 
-// ErrSilent is the error of a verb while the store is silent: see [Store.SetSilent]. Its SQLSTATE
-// is that of a lost connection.
+// ErrSilent is returned by every verb while the store is silent: see [Store.SetSilent]. Its
+// SQLSTATE is that of a lost connection.
 var ErrSilent error = silentError{}
 
 type silentError struct{}
@@ -33,19 +32,19 @@ type silentError struct{}
 func (silentError) Error() string    { return "memstore: silent, as a test has asked" }
 func (silentError) SQLState() string { return "08006" }
 
-// SetSilent has every verb fail at once with [ErrSilent], or work again. It is for tests of what a
+// SetSilent makes every verb fail at once with [ErrSilent], or work again: for tests of what a
 // program does without its database, such as with package fallback.
 func (s *Store) SetSilent(silent bool) { s.silent.Store(silent) }
 
 // lockTimeout is how long a verb waits without a deadline in its context.
 const lockTimeout = 5 * time.Second
 
-// Store is limits in memory. It is safe for concurrent use. A nil Store answers
-// every verb with [ratelimit.ErrInvalid].
+// Store keeps limits in memory. It is safe for concurrent use. A nil Store answers every verb with
+// [ratelimit.ErrInvalid].
 //
-// A verb that changes something waits while a transaction has one of its keys, until its
-// context ends; if that has no deadline, for 5 seconds, and the error is [ErrLocked].
-// Otherwise contexts are looked at once, before anything changes.
+// A verb that changes something waits while a transaction has one of its keys, until its context
+// ends; without a deadline it waits 5 seconds, and the error is [ErrLocked]. Otherwise a context is
+// looked at once, before anything changes.
 type Store struct {
 	clock   func() time.Time
 	watches *watch.Observer
@@ -60,7 +59,7 @@ type Store struct {
 	freed chan struct{}           // closed when one of them is held no more
 }
 
-// Config says how a Store works. The zero value is a good one.
+// Config configures a Store. Its zero value holds the defaults.
 type Config struct {
 	// Clock is the clock that decides. The default is time.Now.
 	Clock func() time.Time
@@ -74,7 +73,7 @@ type Config struct {
 // time.Now.
 func New(clock func() time.Time) *Store { return NewWithConfig(Config{Clock: clock}) }
 
-// NewWithConfig is New with all that can be said.
+// NewWithConfig returns an empty store with a clock and an observer.
 func NewWithConfig(config Config) *Store {
 	if config.Clock == nil {
 		config.Clock = time.Now
@@ -85,7 +84,7 @@ func NewWithConfig(config Config) *Store {
 	}
 }
 
-// class is the class of an error in a word, for [ratelimit.Event].
+// class returns the class of an error, for [ratelimit.Event].
 func class(err error) string {
 	if errors.Is(err, ErrLocked) {
 		return "locked"
@@ -93,26 +92,26 @@ func class(err error) string {
 	return ""
 }
 
-// String is for logs: without it they would show the keys.
+// String keeps the keys out of logs.
 func (s *Store) String() string { return "memstore.Store" }
 
-// now is the instant that decides.
+// now returns the instant that decides.
 func (s *Store) now() time.Time { return s.clock().Truncate(time.Microsecond) }
 
-// session is an open transaction with its savepoints.
+// session is an open transaction, with its savepoints.
 type session struct {
 	store  *Store
 	layers []*layer // of the transaction, and of each savepoint that is open
 }
 
-// layer is the changes since a transaction or a savepoint was begun.
+// layer holds the changes since a transaction or a savepoint began.
 type layer struct {
 	rows map[decide.Row]row // as they are since then
 	keys []decide.Key       // that are held since then
 	undo []func()           // further actions of a rollback
 }
 
-// row is a layer's version of a row, which may be gone.
+// row is a row as a layer changed it; it may be deleted.
 type row struct {
 	state bucket.State
 	gone  bool
@@ -124,7 +123,7 @@ func (of *session) push() *layer {
 	return l
 }
 
-// depth is the place of a layer, below 0 if it has ended.
+// depth returns a layer's place among the savepoints, below 0 if it has ended.
 func (of *session) depth(l *layer) int { return slices.Index(of.layers, l) }
 
 // keep merges the layers from depth on into the one below, or into the store. It needs the
@@ -160,7 +159,7 @@ func (of *session) undo(depth int) {
 	of.layers = of.layers[:depth]
 }
 
-// free lets others have keys.
+// free unlocks keys and wakes the waiters for them.
 func (s *Store) free(keys []decide.Key) {
 	if len(keys) == 0 {
 		return
@@ -172,9 +171,9 @@ func (s *Store) free(keys []decide.Key) {
 	s.freed = make(chan struct{})
 }
 
-// scope is where a verb reads and writes: the rows of a store, or those of them that a
-// transaction has changed. It has the verbs; their forms in and outside of a transaction differ
-// only in it.
+// scope is the place where a verb reads and writes: the store's rows, with a transaction's changes
+// over them. The verbs are its methods, so that their forms on their own and with Tx differ in the
+// scope alone.
 type scope struct {
 	*Store
 	session *session // nil for a verb on its own
@@ -185,7 +184,7 @@ type scope struct {
 
 func (s *Store) own() scope { return scope{Store: s} }
 
-// inside is a scope for the parts of a verb, of which nobody is told.
+// inside returns a scope for the parts of a verb, which are not reported.
 func (s scope) inside() scope {
 	s.within = true
 	return s
@@ -216,8 +215,8 @@ func (s scope) usable(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// open returns the error of a transaction that has ended. It needs the store's lock, as do top,
-// get and the methods that they write with.
+// open returns an error if the transaction has ended. It needs the store's lock, as top, get and
+// the methods that write do.
 func (s scope) open() error {
 	if s.session != nil && s.session.depth(s.layer) < 0 {
 		return pgx.ErrTxClosed
@@ -235,8 +234,8 @@ func (s scope) lockOpen() error {
 	return nil
 }
 
-// top is where a verb writes: the newest savepoint that is open, as in PostgreSQL. It is
-// nil for a verb on its own.
+// top returns the layer that a verb writes to: the newest open savepoint, as in PostgreSQL, or nil
+// for a verb on its own.
 func (s scope) top() *layer {
 	if s.session == nil {
 		return nil
@@ -268,8 +267,8 @@ func (s scope) lock(ctx context.Context, call *decide.Call) error {
 	return nil
 }
 
-// await waits until no other transaction has the keys of a call. It lets go of the store's
-// lock meanwhile, and for good if it returns an error.
+// await waits until no other transaction has the keys of a call, without the store's lock
+// meanwhile. If it returns an error, it has let go of the lock for good.
 func (s scope) await(ctx context.Context, call *decide.Call) error {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -289,8 +288,7 @@ func (s scope) await(ctx context.Context, call *decide.Call) error {
 	return nil
 }
 
-// locked returns an ask of a call with a key that another transaction has locked, nil if there
-// is none.
+// locked returns an ask whose key another transaction has locked, or nil.
 func (s scope) locked(call *decide.Call) *decide.Demand {
 	for i := range call.Demands {
 		if holder := s.held[call.Demands[i].KeyOf()]; holder != nil && holder != s.session {
@@ -329,7 +327,7 @@ func (s scope) remove(name decide.Row) {
 	}
 }
 
-// onRollback has do called if the verb is rolled back in its transaction.
+// onRollback calls do if the verb is rolled back with its transaction.
 func (s scope) onRollback(do func()) {
 	top := s.top()
 	top.undo = append(top.undo, do)

@@ -11,10 +11,10 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// ErrNoDatabase is the error of SQL in a transaction of [Store.Begin].
+// ErrNoDatabase is returned by SQL in a transaction of [Store.Begin].
 var ErrNoDatabase = errors.New("memstore: a transaction in memory knows no SQL")
 
-// transaction is a transaction, or a savepoint in one.
+// transaction is a transaction or a savepoint.
 type transaction struct {
 	pgx.Tx // for SQL
 	of     *session
@@ -23,7 +23,7 @@ type transaction struct {
 	committed bool
 }
 
-// in is the scope of a verb in tx.
+// in returns the scope of a verb in tx.
 func (s *Store) in(tx pgx.Tx) scope {
 	t, ok := tx.(*transaction)
 	switch {
@@ -111,7 +111,7 @@ func (t *transaction) end(ctx context.Context, commit bool) error {
 	return err
 }
 
-// noDatabase is the SQL of a transaction that has none.
+// noDatabase answers SQL in a transaction without a database.
 type noDatabase struct{}
 
 func (noDatabase) Begin(context.Context) (pgx.Tx, error) { return noDatabase{}, nil }
@@ -144,7 +144,7 @@ type noRow struct{}
 
 func (noRow) Scan(...any) error { return ErrNoDatabase }
 
-// noResults are those of a batch without a database.
+// noResults answers a batch without a database.
 type noResults struct{}
 
 func (noResults) Exec() (pgconn.CommandTag, error) { return pgconn.CommandTag{}, ErrNoDatabase }

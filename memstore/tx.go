@@ -96,8 +96,8 @@ func (s *Store) ChangeTx(ctx context.Context, tx pgx.Tx, from, to ratelimit.Limi
 	return s.in(tx).change(ctx, from, to, key)
 }
 
-// ReplaceTx is for package catalog: pgstore's, at once, and inside tx unless that is nil. Nobody takes
-// by another definition here, so nothing is marked.
+// ReplaceTx is called by package catalog; it does what pgstore's does, but at once, and outside of
+// a transaction if tx is nil. No process takes by another definition here, so nothing is marked.
 func (s *Store) ReplaceTx(ctx context.Context, tx pgx.Tx, replacements ...ratelimit.Replacement) ([]ratelimit.Status, error) {
 	of := s.own()
 	if tx != nil {
@@ -114,7 +114,7 @@ func (s *Store) ReplaceTx(ctx context.Context, tx pgx.Tx, replacements ...rateli
 	return statuses, err
 }
 
-// ReplaceFunc is for package catalog: it runs do, without a transaction.
+// ReplaceFunc is called by package catalog. It runs do, without a transaction.
 func (*Store) ReplaceFunc(ctx context.Context, _ ratelimit.Limit, _ []string, do func(context.Context, pgx.Tx) error) error {
 	return do(ctx, nil)
 }
@@ -149,7 +149,7 @@ func (s *Store) run(ctx context.Context, reserve bool, requests []ratelimit.Requ
 	return made, err
 }
 
-// runWatched is run, and returns also a result that was rolled back.
+// runWatched runs do as run does, and also returns a result that was rolled back.
 func (s *Store) runWatched(ctx context.Context, w *watch.Watch, reserve bool, requests []ratelimit.Request, do func(tx pgx.Tx, result ratelimit.Result) error) (ratelimit.Result, error) {
 	if err := s.own().usable(ctx); err != nil {
 		return ratelimit.Result{}, err

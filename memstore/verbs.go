@@ -31,7 +31,7 @@ func (s scope) decideWatched(ctx context.Context, verb decide.Verb, reserve bool
 			return s.decideWatched(ctx, verb, reserve, left)
 		})
 	}
-	call, err := verb.Call(&s.seen, reserve, requests)
+	call, err := verb.Call(&s.seen, nil, reserve, requests)
 	if err == nil {
 		err = s.seen.NoteCall(&call)
 	}
@@ -101,7 +101,7 @@ func (s scope) states(call *decide.Call, now time.Time) [][]bucket.State {
 	return states
 }
 
-// of is the states of all shards of an ask.
+// of returns the states of all shards of an ask.
 func (s scope) of(a *decide.Demand, now time.Time) []bucket.State {
 	states := make([]bucket.State, a.Definition.Shards)
 	for shard := range states {
@@ -242,7 +242,7 @@ func (s scope) cancel(ctx context.Context, r *ratelimit.Receipt) (cancelled bool
 	return err == nil, err
 }
 
-// settled is the mark of a receipt that was settled.
+// settled marks a receipt that was settled.
 const settled = "settled"
 
 func (s scope) settle(ctx context.Context, r *ratelimit.Receipt, used []float64) (result ratelimit.Result, err error) {
@@ -274,7 +274,7 @@ func (s scope) settle(ctx context.Context, r *ratelimit.Receipt, used []float64)
 	return result, err
 }
 
-// make makes a settlement.
+// make applies a settlement.
 func (s scope) make(settlement *decide.Settlement) ratelimit.Result {
 	now := s.now()
 	states := make([]bucket.State, len(settlement.Changes))

@@ -12,37 +12,38 @@ import (
 	"github.com/pgratelimit/ratelimit/migrations"
 )
 
-// found is the schema before anything is done. It is read from the catalog, for which
-// no right is needed: goose would create its version table to find nothing in it, and
-// fail where the role may use the limits and not read versions.
+// found describes the schema before any migration. It comes from PostgreSQL's catalog, which every
+// role may read. goose would create its version table only to find it empty, and fail for roles
+// that may use the limits but not the versions.
 type found struct {
 	schema   string
-	tracked  bool // there is a version table
-	readable bool // and this role may read it
+	tracked  bool // whether there is a version table
+	readable bool // whether this role may read it
 	made     made
-	columns  []string // of that table, and views beside it; none if there is no such table
+	columns  []string // columns of that table, and names of views beside it; nil without a table
 }
 
-// made is the work of a set: a table, by the columns of which it is known how far another
-// tool has made it, of which no version table tells.
+// made lists what each migration of a set creates. Where another tool applied the files there is no
+// version table, and the columns of the set's table show how far it came.
 type made struct {
 	table string
-	shows map[int64]string // a column, or a view, that each migration makes
+	shows map[int64]string // the column or view that each migration creates
 }
 
 var madeBy = map[migrations.Set]made{
 	"":                 {"rate_limits", map[int64]string{1: "ts", 2: "paused", 3: "slots", 4: "ahead"}},
 	migrations.Catalog: {"rate_limit_definitions", map[int64]string{1: "enabled", 2: "rate_limits_now"}},
 
-	// A type, of the functions' results: it is found where tables are.
+	// A type of the functions' results; types are found where tables are.
 	migrations.Functions: {"rate_limit_result", map[int64]string{1: "ok"}},
 	migrations.Refusals:  {"rate_limit_refusals", map[int64]string{1: "uncertain"}},
+	migrations.River:     {"rate_limit_parked", map[int64]string{1: "weight"}},
 }
 
-// table returns the table that the target's set makes.
+// table returns the table that the target's set creates.
 func (t *target) table() string { return madeBy[t.set].table }
 
-// look returns the state of the schema, which need not exist if it was configured.
+// look reads the state of the schema. A configured schema may not exist yet.
 func (t *target) look(ctx context.Context) (f found, err error) {
 	f.made = madeBy[t.set]
 	err = t.pool.QueryRow(ctx, `
@@ -60,17 +61,17 @@ func (t *target) look(ctx context.Context) (f found, err error) {
 		return f, fmt.Errorf("look for table %s: %w", t.set.VersionTable(), err)
 	}
 	if t.schema != "" && !f.tracked && len(f.columns) == 0 {
-		return f, nil // nor need the schema exist
+		return f, nil // nor need the schema
 	}
 	return f, t.requireSchema(ctx)
 }
 
-// forGoose reports whether goose is to be asked: it knows, or there is nothing yet.
+// forGoose reports whether to ask goose: it has a version table, or there is nothing yet.
 func (f *found) forGoose() bool {
 	return f.tracked && f.readable || !f.tracked && len(f.columns) == 0
 }
 
-// mark returns the migrations as the table's columns show them.
+// mark returns the migrations, marked as applied by the table's columns.
 func (f *found) mark(all []Migration) ([]Migration, error) {
 	if len(f.columns) > 0 && !f.has(all[0]) {
 		return nil, fmt.Errorf("schema %q has a table %s that is not this library's: it has no column %q", f.schema, f.made.table, f.made.shows[all[0].Version])
@@ -84,8 +85,7 @@ func (f *found) mark(all []Migration) ([]Migration, error) {
 
 func (f *found) has(m Migration) bool { return slices.Contains(f.columns, f.made.shows[m.Version]) }
 
-// requireAll returns the error of a table that lacks migrations which goose cannot be asked to
-// apply.
+// requireAll returns an error if another tool made the table and migrations are missing.
 func (f *found) requireAll(set migrations.Set, all []Migration) error {
 	all, err := f.mark(all)
 	if err != nil {
@@ -111,7 +111,7 @@ func (f *found) requireAll(set migrations.Set, all []Migration) error {
 		"apply it with that tool (%s)", f.schema, f.made.table, set.VersionTable(), lacks, command)
 }
 
-// foreign returns err, from applying a migration, with its meaning if that finds its work done.
+// foreign returns err of a migration. If the migration's work was there already, the error says so.
 func (t *target) foreign(err error) error {
 	const duplicateTable, duplicateColumn, duplicateObject = "42P07", "42701", "42710"
 	var pgErr *pgconn.PgError
@@ -121,7 +121,7 @@ func (t *target) foreign(err error) error {
 	return err
 }
 
-// requireUnneeded returns the error of a set's table that functions and views of other sets read.
+// requireUnneeded returns an error if functions or views of other sets read the table.
 func (t *target) requireUnneeded(ctx context.Context) error {
 	if t.set != "" {
 		return nil
@@ -138,7 +138,7 @@ func (t *target) requireUnneeded(ctx context.Context) error {
 	return nil
 }
 
-// needed returns err, from taking a migration back, with what depends on what it would drop.
+// needed returns err of taking a migration back, and names what depends on it.
 func needed(err error) error {
 	const dependentObjectsStillExist = "2BP01"
 	var pgErr *pgconn.PgError

@@ -54,8 +54,7 @@ import (
 	"github.com/pgratelimit/ratelimit/migrations"
 )
 
-// Config says where the schema goes. The zero value, or a nil *Config, asks for
-// the defaults.
+// Config configures the calls of this package. The zero value and a nil *Config hold the defaults.
 type Config struct {
 	// Schema is the PostgreSQL schema that holds the tables, written as it is
 	// stored: it is quoted where need be. [Up] creates it if it is missing.
@@ -65,9 +64,8 @@ type Config struct {
 	// connections' search_path, unless pgstore.Config.Schema names this schema.
 	Schema string
 
-	// Set is the sequence of migrations that the call is about. The default is that of the
-	// limits; [migrations.Catalog] and [migrations.Functions] are applied by calls of their
-	// own, after that.
+	// Set selects a set of migrations. The default is the limits' own. Apply that first, then
+	// [migrations.Catalog], [migrations.Functions] and [migrations.Refusals] by calls of their own.
 	Set migrations.Set
 }
 
@@ -75,14 +73,14 @@ type Config struct {
 type Migration struct {
 	Version int64  // 1, 2, 3, …
 	Name    string // of its file in package migrations
-	Applied bool   // whether the database has it, after the call that returned it
+	Applied bool   // whether the database has it after the call
 
-	// Untracked is true if it was applied by another tool: the table has its columns,
-	// and there is no version table.
+	// Untracked reports that another tool applied it: the table has its columns, and there is no
+	// version table.
 	Untracked bool
 }
 
-// losses are what is lost by taking a migration back, by its name.
+// losses says what taking a migration back loses, by the migration's name.
 var losses = map[string]string{
 	"00001_rate_limits.sql":     "every limit is full again, and debts, pauses and what is held are forgotten",
 	"00002_pauses.sql":          "pauses are forgotten",
@@ -91,10 +89,10 @@ var losses = map[string]string{
 	"00001_definitions.sql":     "all definitions and overrides and their history are deleted",
 	"00001_functions.sql":       "the functions are dropped, with the rights that were granted on them",
 	"00001_refusals.sql":        "what was recorded of refusals is deleted",
+	"00001_parked.sql":          "jobs that wait in line are woken by nobody, and start a day later",
 }
 
-// Loses says what is lost when the migration is taken back; "" if that is nothing but what can
-// be applied again.
+// Loses says what taking the migration back loses; "" if all of it can be applied again.
 func (m Migration) Loses() string { return losses[m.Name] }
 
 // Up brings the schema to the newest version and returns the migrations that it
@@ -140,9 +138,8 @@ func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (*Migration, err
 	return undone, nil
 }
 
-// Status returns all migrations, oldest first. It writes nothing, and waits for
-// no one. Without a version table that the role may read, it goes by the columns of the
-// table.
+// Status returns all migrations, oldest first. It writes nothing and waits for no lock. If the role
+// cannot read a version table, the table's columns decide.
 func Status(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Migration, error) {
 	var all []Migration
 	err := withTarget(ctx, pool, cfg, func(t *target) (err error) {
@@ -155,7 +152,7 @@ func Status(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Migration, 
 	return all, nil
 }
 
-// A target is a schema, and connections that have it first in their search_path.
+// A target is a schema, with connections that have it first in their search_path.
 type target struct {
 	schema string // "" if the search_path was left as it is
 	set    migrations.Set
@@ -164,10 +161,9 @@ type target struct {
 	goose  *goose.Provider
 }
 
-// withTarget runs f with connections of its own. They are made from the
-// configuration of the user's pool, because a search_path set on a connection
-// out of that pool would stay there after us, and because that configuration
-// knows things that no URL does, such as a BeforeConnect that fetches passwords.
+// withTarget runs f with connections of its own, made from the configuration of the user's pool. A
+// search_path set on a connection of that pool would stay there. A URL would lose what the
+// configuration knows, such as a BeforeConnect that fetches passwords.
 func withTarget(ctx context.Context, users *pgxpool.Pool, cfg *Config, f func(*target) error) error {
 	if users == nil {
 		return errors.New("the pool is nil")
@@ -195,11 +191,11 @@ func withTarget(ctx context.Context, users *pgxpool.Pool, cfg *Config, f func(*t
 	return f(&target{schema: cfg.Schema, set: cfg.Set, pool: pool, db: db, goose: provider})
 }
 
-// longestName is the most bytes of a name in PostgreSQL.
+// longestName is the largest number of bytes of a name in PostgreSQL.
 const longestName = 63
 
-// poolConfig turns the configuration of the user's pool into ours: two
-// connections, one that holds the lock and one that does the work.
+// poolConfig turns the configuration of the user's pool into ours: one connection holds the lock,
+// the other does the work.
 func poolConfig(cfg *pgxpool.Config, schema string) *pgxpool.Config {
 	cfg.MaxConns = 2
 	cfg.MinConns = 0
@@ -270,13 +266,13 @@ func (t *target) up(ctx context.Context) (applied []Migration, err error) {
 	return applied, err
 }
 
-// createVersions creates the version table as goose does, which would try for 3 s, whatever
-// the error: a role that may not create tables would wait, and with it, on the lock, all
-// others.
+// createVersions creates the version table as goose does. goose itself tries for 3 s whatever the
+// error is: a role that may not create tables would wait that long, and keep all others waiting for
+// the lock.
 func (t *target) createVersions(ctx context.Context) error {
 	err := t.tryCreateVersions(ctx)
 	if err == nil || isDuplicate(err) {
-		return nil // the application's own goose was faster: ours will see
+		return nil // the application's own goose was faster; ours will see the table
 	}
 	return fmt.Errorf("create version table %s: %w", t.set.VersionTable(), err)
 }
@@ -341,7 +337,7 @@ func (t *target) status(ctx context.Context) ([]Migration, error) {
 	return all, t.requireTable(ctx)
 }
 
-// migrations returns all of them, as not applied.
+// migrations returns all migrations, marked as not applied.
 func (t *target) migrations() (all []Migration) {
 	for _, source := range t.goose.ListSources() {
 		all = append(all, migration(source, false))
@@ -349,8 +345,7 @@ func (t *target) migrations() (all []Migration) {
 	return all
 }
 
-// requireServer returns the error of a server on which the statements do not run: before 14
-// there is no date_bin.
+// requireServer returns an error for servers before 14, which have no date_bin.
 func (t *target) requireServer(ctx context.Context) error {
 	const oldest = 14_00_00
 	var version int
@@ -363,9 +358,8 @@ func (t *target) requireServer(ctx context.Context) error {
 	return nil
 }
 
-// createSchema creates the configured schema if it is missing. It looks first,
-// because CREATE SCHEMA IF NOT EXISTS needs the right to create schemas even
-// where there is nothing to create.
+// createSchema creates the configured schema if it is missing. It looks first: CREATE SCHEMA IF NOT
+// EXISTS needs the right to create schemas even where the schema exists.
 func (t *target) createSchema(ctx context.Context) error {
 	if t.schema == "" {
 		return nil
@@ -382,17 +376,17 @@ func (t *target) createSchema(ctx context.Context) error {
 	return nil
 }
 
-// isDuplicate reports whether someone else created the schema, or the table, first. IF
-// NOT EXISTS does not cover that: it looks, and then inserts into a unique index,
-// where it waits for the other's transaction and fails if that commits.
+// isDuplicate reports whether another session created the schema or table first. IF NOT EXISTS does
+// not cover that: it looks, then inserts into a unique index, waits there for the other
+// transaction, and fails if that commits.
 func isDuplicate(err error) bool {
 	const duplicateSchema, duplicateTable, duplicateObject, uniqueViolation = "42P06", "42P07", "42710", "23505"
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && slices.Contains([]string{duplicateSchema, duplicateTable, duplicateObject, uniqueViolation}, pgErr.Code)
 }
 
-// requireSchema makes sure that unqualified names mean the tables that were
-// asked for. current_schema passes over schemas that the role must not use.
+// requireSchema returns an error unless unqualified names mean the configured schema.
+// current_schema passes over schemas that the role must not use.
 func (t *target) requireSchema(ctx context.Context) error {
 	var current *string
 	if err := t.pool.QueryRow(ctx, "SELECT current_schema()::text").Scan(&current); err != nil {
@@ -407,8 +401,7 @@ func (t *target) requireSchema(ctx context.Context) error {
 	return nil
 }
 
-// requireTable returns the error of a schema that is up to date by its version table,
-// and lacks the table.
+// requireTable returns an error if the version table is up to date and the limits' table is gone.
 func (t *target) requireTable(ctx context.Context) error {
 	var schema string
 	var exists bool
@@ -427,16 +420,16 @@ func (t *target) requireTable(ctx context.Context) error {
 	return nil
 }
 
-// lockID is the advisory lock that callers of this package take turns on, one
-// at a time in a database, in any schema: "rlimit" in ASCII. It is not
-// goose's default, for which the application's own migrations may be waiting.
+// lockID is the advisory lock by which callers of this package take turns in a database, in any
+// schema: "rlimit" in ASCII. It differs from goose's default, for which the application's own
+// migrations may be waiting.
 const lockID int64 = 0x72_6c_69_6d_69_74
 
-// tryEvery is how long after a lock was not available it is tried again.
+// tryEvery is the pause between two tries for a lock that was not available.
 const tryEvery = time.Second
 
-// locked runs f while no other caller of this package runs theirs, and again while f fails since
-// a lock was not available in time, until ctx ends. Between two tries it holds no lock.
+// locked runs f while no other caller of this package runs its own. It tries again while f fails
+// because a lock was not available in time, until ctx ends. Between two tries it holds no lock.
 func (t *target) locked(ctx context.Context, f func() error) error {
 	var waited error
 	for {
@@ -463,11 +456,10 @@ func isLockTimeout(err error) bool {
 	return errors.As(err, &pgErr) && pgErr.Code == lockNotAvailable
 }
 
-// inTurn runs f while no other caller of this package, in any process, runs
-// theirs. The lock belongs to a transaction that stays open beside the work:
-// unlike goose's own lock, which belongs to the session, it survives poolers in
-// transaction mode, cannot be left behind, and is waited for without polling. It
-// is idle meanwhile, for which the server must not end it.
+// inTurn runs f while no other caller of this package, in any process, runs its own. A transaction
+// beside the work holds the lock. goose's own lock belongs to a session: it can be left behind, and
+// poolers in transaction mode lose it. The transaction is idle meanwhile, so it lifts the server's
+// time-out for idle transactions.
 func (t *target) inTurn(ctx context.Context, f func() error) error {
 	return pgx.BeginFunc(ctx, t.pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "SELECT set_config('idle_in_transaction_session_timeout', '0', true), pg_advisory_xact_lock($1::bigint)", lockID); err != nil {

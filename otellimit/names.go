@@ -1,69 +1,70 @@
 package otellimit
 
-// The names of the metrics and of their attributes, near those of ASP.NET Core
-// (aspnetcore.rate_limiting.*), which is the only convention there is. Units are UCUM's. In
-// Prometheus dots are underscores, and a counter ends with _total.
+// The names of the metrics and their attributes. They follow ASP.NET Core's
+// (aspnetcore.rate_limiting.*), the only convention there is; units are UCUM's. Prometheus writes
+// underscores for dots, and _total at the end of a counter.
 const (
 	scope = "github.com/pgratelimit/ratelimit/otellimit"
 
-	// MetricRequests counts, by policy, result, verb and form, the calls of limits: a call for
-	// two limits counts once for each. Those of form tx are counted when they are decided, also if
-	// the caller's transaction is rolled back later. {request}
+	// MetricRequests counts the calls of limits, by policy, result, verb and form: a call for two
+	// limits counts once for each. Calls of form tx count when they are decided, even if the
+	// caller's transaction rolls back later. {request}
 	MetricRequests = "ratelimit.requests"
 
-	// MetricTokens counts the tokens that were taken, by policy; in a caller's transaction when
-	// that is decided. Tokens given back are
-	// MetricTokensReturned. {token}
+	// MetricTokens counts the tokens taken, by policy, in a caller's transaction when it is
+	// decided. MetricTokensReturned counts those given back. {token}
 	MetricTokens         = "ratelimit.tokens"
 	MetricTokensReturned = "ratelimit.tokens.returned"
 
-	// MetricPermits counts the permits that were acquired, by policy: as many as the work weighs. Those
-	// released are MetricPermitsReleased; leases that end by themselves are not known. {permit}
+	// MetricPermits counts the permits acquired, by policy and weight, and MetricPermitsReleased
+	// those released. Leases that end by themselves are not counted. {permit}
 	MetricPermits         = "ratelimit.permits"
 	MetricPermitsReleased = "ratelimit.permits.released"
 
-	// MetricDuration is how long decisions took, by policy, result, verb and form; of several
-	// limits by the one that decides, so its count is that of calls. Those from memory, for which
-	// no clock is read, are not in it. s
+	// MetricDuration is the time that decisions took, by policy, result, verb and form. A call for
+	// several limits counts once, for the limit that decides. Decisions from memory, for which no
+	// clock is read, are left out. s
 	MetricDuration = "ratelimit.request.duration"
 
-	// MetricQueued is the part of that in which a call waited in its process, by policy and form. s
+	// MetricQueued is the part of MetricDuration that a call waited in its process, by policy and
+	// form. s
 	MetricQueued = "ratelimit.request.time_in_queue"
 
-	// MetricWait is the wait that was told: a refusal's RetryAfter, or until a reservation is due,
-	// by policy and result. s
+	// MetricWait is the wait that callers were told, by policy and result: a refusal's RetryAfter,
+	// or the time until a reservation is due. s
 	MetricWait = "ratelimit.wait"
 
-	// MetricBatch is with how many calls each call on its own shared its statement. {request}
+	// MetricBatch is the number of calls that shared a statement. {request}
 	MetricBatch = "ratelimit.batch.size"
 
-	// MetricRetries counts how often statements and transactions were run again for calls, since
-	// PostgreSQL asked for that, by policy. {retry}
+	// MetricRetries counts the statements and transactions that ran again because PostgreSQL asked
+	// for it, by policy. {retry}
 	MetricRetries = "ratelimit.transaction.retries"
 
 	// MetricErrors counts calls that ended with an error, by policy, verb and error.type. {error}
 	MetricErrors = "ratelimit.errors"
 
-	// MetricDoor counts the requests and jobs on which middlewares have decided, by door,
-	// result, passed and shadow. {request}
+	// MetricDoor counts the requests and jobs that middlewares decided, by door, result, passed and
+	// shadow. {request}
 	MetricDoor = "ratelimit.door.requests"
 
-	// MetricHeld is the tokens that a process holds in its memory by Config.Escrow, by policy.
-	// {token}
+	// MetricHeld is the number of tokens that a process holds in memory by Config.Escrow, by
+	// policy. {token}
 	MetricHeld = "ratelimit.escrow.held"
 
-	// MetricCatalogAge is since when a process has not heard of the catalog. s
+	// MetricCatalogAge is the time since a process last read the catalog. s
 	MetricCatalogAge = "ratelimit.catalog.age"
 
-	// MetricSilent is 1 while a fallback.Store knows its database to be silent, and else 0.
-	// MetricSilences counts the silences that began, and MetricBusy the calls that found all
-	// connections of the pool in use. {silence}, {request}
+	// MetricSilent is 1 while a fallback.Store knows that its database is silent, and otherwise 0.
+	// MetricSilences counts the silences, and MetricBusy the calls that found all connections of
+	// the pool in use. {silence}, {request}
 	MetricSilent   = "ratelimit.fallback.silent"
 	MetricSilences = "ratelimit.fallback.silences"
 	MetricBusy     = "ratelimit.fallback.pool_in_use"
 
-	// MetricDead is how many old versions of rows the database keeps, and MetricSnapshot how many
-	// transactions have begun since the oldest snapshot that keeps them. {version}, {transaction}
+	// MetricDead is the number of old row versions in the database. MetricSnapshot is the number of
+	// transactions that have begun since the oldest snapshot, which keeps them. {version},
+	// {transaction}
 	MetricDead     = "ratelimit.versions.dead"
 	MetricSnapshot = "ratelimit.snapshot.age"
 
@@ -75,15 +76,15 @@ const (
 	AttrPassed = "ratelimit.passed"
 	AttrShadow = "ratelimit.shadow"
 	AttrError  = "error.type"    // ratelimit.Event.ErrorClass
-	AttrKey    = "ratelimit.key" // of spans alone, if Config.Keys asks for it
+	AttrKey    = "ratelimit.key" // in spans only, if Config.Keys is set
 )
 
-// seconds are the bounds of histograms of time: from the time of a lone decision in memory to the
-// longest wait for one.
+// seconds are the bounds of histograms of time, from a lone decision in memory to the longest wait
+// for one.
 var seconds = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}
 
-// waits are those of MetricWait, which is as long as periods are.
+// waits are the bounds of MetricWait, which reaches from seconds to periods.
 var waits = []float64{.01, .1, .5, 1, 5, 10, 30, 60, 300, 900, 3600, 4 * 3600, 24 * 3600}
 
-// sizes are those of MetricBatch, up to the most that a statement decides.
+// sizes are the bounds of MetricBatch, up to the most calls of a statement.
 var sizes = []float64{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}

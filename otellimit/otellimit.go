@@ -33,22 +33,21 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// Config configures an [Observer]. The zero value is a good one.
+// Config configures an [Observer]. Its zero value holds the defaults.
 type Config struct {
 	// MeterProvider receives metrics. The default is that of package otel.
 	MeterProvider metric.MeterProvider
 
-	// TracerProvider receives spans: one for each decision, with its time, as a child of
-	// the span in its caller's context, also when it shared its statement with others. The
-	// default, nil, makes none.
+	// TracerProvider receives a span for each decision, with its time, as a child of the span in
+	// its caller's context, also when it shared a statement. The default, nil, makes no spans.
 	TracerProvider trace.TracerProvider
 
-	// Keys has spans tell the key. It is often a person's address or a secret: the default is
-	// not to.
+	// Keys puts the key into spans. It is often a person's address or a secret, so the default is
+	// false.
 	Keys bool
 }
 
-// Observer tells OpenTelemetry of events. It is safe for concurrent use.
+// Observer reports events to OpenTelemetry. It is safe for concurrent use.
 type Observer struct {
 	config Config
 	meter  metric.Meter
@@ -59,11 +58,11 @@ type Observer struct {
 	tokens, returned                 metric.Float64Counter
 	duration, queued, wait           metric.Float64Histogram
 	batch                            metric.Int64Histogram
-	labels                           sync.Map // of label to metric.MeasurementOption: to make one takes longer than to count
+	labels                           sync.Map // from label to metric.MeasurementOption, which takes longer to make than to count
 	many                             atomic.Int64
 }
 
-// New returns an Observer. A nil config means the defaults. An error is the meter's.
+// New returns an Observer. A nil config holds the defaults. Errors are the meter's.
 func New(config *Config) (*Observer, error) {
 	o := &Observer{}
 	if config != nil {
@@ -110,13 +109,13 @@ func (o *Observer) instruments() error {
 	return errors.Join(append(all, err)...)
 }
 
-// label is the attributes of a measurement.
+// label holds the attributes of a measurement.
 type label struct {
 	policy, result, verb, form, class, door string
 	passed, shadow                          bool
 }
 
-// mostLabels is how many are kept. Others are made each time.
+// mostLabels is the number of labels that are kept; others are made each time.
 const mostLabels = 10_000
 
 func (o *Observer) of(l label) metric.MeasurementOption {
@@ -144,7 +143,7 @@ func (o *Observer) of(l label) metric.MeasurementOption {
 	return made
 }
 
-// text returns a string that exporters can encode. Names have no more than 255 bytes.
+// text returns a string that exporters can encode. Names have at most 255 bytes.
 func text(s string) string {
 	if utf8.ValidString(s) {
 		return s
@@ -152,8 +151,8 @@ func text(s string) string {
 	return "invalid UTF-8"
 }
 
-// Observe is for Config.Observe of stores and middlewares. Both may have it: events of a
-// middleware are counted by [MetricDoor] alone.
+// Observe is for Config.Observe of stores and middlewares. Pass it to both: a middleware's events
+// are counted by [MetricDoor] alone.
 func (o *Observer) Observe(ctx context.Context, e ratelimit.Event) {
 	policy, verb, form := e.Policy(), string(e.Verb), string(e.Form)
 	if e.Door != "" {
@@ -213,7 +212,7 @@ func (o *Observer) count(ctx context.Context, e *ratelimit.Event) {
 	}
 	for p := range e.Each() {
 		o.requests.Add(ctx, 1, o.of(label{policy: p.Name(), result: string(p.Outcome), verb: verb, form: form}))
-		if e.Outcome == ratelimit.OutcomeGranted && p.Status.Taken > 0 { // also by a limit in shadow
+		if e.Outcome == ratelimit.OutcomeGranted && p.Status.Taken > 0 { // also where a limit in shadow would have refused
 			o.tokens.Add(ctx, p.Status.Taken, o.of(label{policy: p.Name()}))
 		}
 		if wait := p.Status.RetryAfter; wait > 0 && p.Outcome != ratelimit.OutcomeWithheld && p.Outcome != ratelimit.OutcomeShadowed {
@@ -222,7 +221,7 @@ func (o *Observer) count(ctx context.Context, e *ratelimit.Event) {
 	}
 }
 
-// settled counts the tokens that a settlement has given back or taken besides.
+// settled counts the tokens that a settlement gave back or took in addition.
 func (o *Observer) settled(ctx context.Context, e *ratelimit.Event) {
 	back := make(map[string]float64)
 	for _, r := range e.Requests {
@@ -240,7 +239,7 @@ func (o *Observer) settled(ctx context.Context, e *ratelimit.Event) {
 	}
 }
 
-// span is a decision in its caller's trace.
+// span reports a decision in its caller's trace.
 func (o *Observer) span(ctx context.Context, e *ratelimit.Event) {
 	now := time.Now()
 	_, span := o.tracer.Start(ctx, "ratelimit "+string(e.Verb), trace.WithTimestamp(now.Add(-e.Took)), trace.WithSpanKind(trace.SpanKindInternal))
@@ -266,7 +265,7 @@ func (o *Observer) span(ctx context.Context, e *ratelimit.Event) {
 	span.End(trace.WithTimestamp(now))
 }
 
-// Watch has the tokens that a store holds in memory told with every collection, until the
+// Watch reports the tokens that a store holds in memory at every collection, until the
 // Registration's Unregister.
 func (o *Observer) Watch(store interface{ Stats() pgstore.Stats }) (metric.Registration, error) {
 	held, err := o.meter.Float64ObservableGauge(MetricHeld, metric.WithUnit("{token}"), metric.WithDescription("Tokens that the process holds in its memory."))
@@ -281,9 +280,9 @@ func (o *Observer) Watch(store interface{ Stats() pgstore.Stats }) (metric.Regis
 	}, held)
 }
 
-// WatchTable asks the database with every collection, until the Registration's Unregister, for the
-// old versions of rows that it keeps, and for the oldest snapshot: see [pgstore.Versions]. One
-// process with the role pg_read_all_stats is enough.
+// WatchTable asks the database at every collection for the old row versions that it keeps and for
+// the oldest snapshot, until the Registration's Unregister: see [pgstore.Versions]. One process
+// with the role pg_read_all_stats is enough.
 func (o *Observer) WatchTable(store interface {
 	Versions(context.Context) (pgstore.Versions, error)
 },
@@ -307,8 +306,8 @@ func (o *Observer) WatchTable(store interface {
 	}, dead, since)
 }
 
-// WatchCatalog has the age of a *catalog.Catalog told with every collection, until the
-// Registration's Unregister.
+// WatchCatalog reports the age of a *catalog.Catalog at every collection, until the Registration's
+// Unregister.
 func (o *Observer) WatchCatalog(c interface{ Age() time.Duration }) (metric.Registration, error) {
 	age, err := o.meter.Float64ObservableGauge(MetricCatalogAge, metric.WithUnit("s"), metric.WithDescription("Since when the process has not heard of the catalog."))
 	if err != nil {
@@ -320,7 +319,7 @@ func (o *Observer) WatchCatalog(c interface{ Age() time.Duration }) (metric.Regi
 	}, age)
 }
 
-// WatchFallback has it told with every collection whether a *fallback.Store knows its database to be
+// WatchFallback reports at every collection whether a *fallback.Store knows that its database is
 // silent, until the Registration's Unregister.
 func (o *Observer) WatchFallback(store interface{ Stats() fallback.Stats }) (metric.Registration, error) {
 	silent, err := o.meter.Float64ObservableGauge(MetricSilent, metric.WithDescription("1 while the database is silent."))

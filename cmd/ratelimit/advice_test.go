@@ -144,7 +144,7 @@ var followed = map[string]func(p *patient){
 		p.world = &world{T: p.T, db: pgtest.NewEmpty(p.T)}
 		p.program("migrate", "up").ok(p.T)
 		p.program("migrate", "up", "--set", "catalog").ok(p.T)
-		p.exec("DELETE FROM " + versions(p) + " WHERE version_id = 2; DROP VIEW rate_limits_in_flight, rate_limits_short, rate_limits_now; DROP FUNCTION rate_limits_at, rate_limits_edges, rate_limits_edge")
+		p.exec("DELETE FROM " + versions(p) + " WHERE version_id = 2; DROP VIEW rate_limits_in_flight, rate_limits_short, rate_limits_now; DROP FUNCTION rate_limits_at, rate_limits_had, rate_limits_edges, rate_limits_edge")
 		advice := p.advised("migrations of catalog", "ratelimit migrate up --set catalog")
 		p.program(strings.Fields(advice)[1:]...).ok(p.T)
 		p.well("migrations of catalog", "")
@@ -221,6 +221,14 @@ var followed = map[string]func(p *patient){
 		if d := p.catalog.For(sharded, "k").Limit.Definition(); d.Rate != 0.5 || d.Capacity != 10 {
 			p.Errorf("got %v", d)
 		}
+	},
+	"time zone": func(p *patient) { // for PostgreSQL CET is that without summer time
+		quota := ratelimit.FixedWindow{Name: "quota", Rate: 10, Every: ratelimit.Month, Zone: "CET"}
+		p.must(p.catalog.Publish(p.Context(), quota))
+		p.advised("time zones", "by a city")
+		quota.Zone = "Europe/Berlin"
+		p.must(p.catalog.Publish(p.Context(), quota))
+		p.well("time zones", "")
 	},
 	"shards": func(p *patient) {
 		four := sharded

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/ratelimit"
@@ -261,7 +262,7 @@ func (d *doctor) tables(ctx context.Context) error {
 	case err != nil:
 		return err
 	}
-	for _, set := range []migrations.Set{"", migrations.Catalog, migrations.Functions, migrations.Refusals} {
+	for _, set := range migrations.Sets() {
 		if err := d.migrations(ctx, set); err != nil {
 			d.find(unknown, migrationsOf(set), "could not be looked at: %s", err)
 		}
@@ -465,7 +466,7 @@ func (d *doctor) definitions(ctx context.Context) error {
 	for _, name := range late {
 		d.advise("overdue", warning, "definitions", "keys of "+visible.Text(name)+" have not got what a raise gives them", "give a program's catalog a Config.Store and Run, or run ratelimit catalog complete")
 	}
-	if err := d.turns(ctx, published); err != nil {
+	if err := errors.Join(d.turns(ctx, published), d.zones(ctx, published)); err != nil {
 		return err
 	}
 	return d.rowsDisagree(ctx)
@@ -482,6 +483,56 @@ func (d *doctor) compare(published, inFile *catalog.Catalog) {
 			d.find(warning, "definitions", "the file has %s, and the catalog %s", f, p)
 		}
 	}
+}
+
+// clocks is what clocks show on each day from a year ago, by the time zone data of the server.
+const clocks = `SELECT extract(epoch FROM at)::int8, extract(epoch FROM at AT TIME ZONE $1::text)::int8
+FROM generate_series(date_trunc('day', now()) - interval '1 year', now() + interval '3 years', interval '1 day') AS at ORDER BY 1`
+
+// zones tells of time zones of quotas that the server has otherwise than this program: views and SQL
+// functions go by its data.
+func (d *doctor) zones(ctx context.Context, c *catalog.Catalog) error {
+	for _, zone := range zonesOf(c.Definitions()) {
+		location, err := time.LoadLocation(zone)
+		if err != nil {
+			return err
+		}
+		rows, err := d.Pool.Query(ctx, clocks, zone)
+		if err != nil {
+			return err
+		}
+		var at, shown int64
+		first := "" // difference
+		_, err = pgx.ForEachRow(rows, []any{&at, &shown}, func() error {
+			here := time.Unix(at, 0).In(location)
+			if there := time.Unix(shown, 0).UTC(); first == "" && here.Format(time.DateTime) != there.Format(time.DateTime) {
+				first = fmt.Sprintf("clocks show %s here, and %s on the server", here.Format(time.DateTime), there.Format(time.DateTime))
+			}
+			return nil
+		})
+		var unknown *pgconn.PgError
+		if errors.As(err, &unknown) && unknown.Code == "22023" {
+			first, err = "the server does not know it", nil
+		}
+		if err != nil {
+			return err
+		}
+		if first != "" {
+			d.advise("time zone", warning, "time zones", "of "+visible.Text(zone)+" "+first+", so views and SQL functions have other edges than calls from Go",
+				"name the zone by a city, as in Europe/Berlin, or bring the time zone data of the older of the two up to date")
+		}
+	}
+	return nil
+}
+
+// zonesOf returns the time zones of quotas, each once.
+func zonesOf(definitions []ratelimit.Definition) (zones []string) {
+	for i := range definitions {
+		if zone := definitions[i].Zone; zone != "" && !slices.Contains(zones, zone) {
+			zones = append(zones, zone)
+		}
+	}
+	return zones
 }
 
 // overdue is for how long a raise can be due before nobody seems to complete it.

@@ -28,7 +28,10 @@ func BenchmarkFunctions(b *testing.B) {
 		}
 	}
 	_, err := db.Pool.Exec(ctx, "INSERT INTO "+db.Schema+`.rate_limit_definitions (name, kind, rate, period, max_reserved, shards)
-		VALUES ('one', 'token bucket', 1e9, '1 s', 0, 1), ('two', 'token bucket', 1e9, '1 s', 0, 1)`)
+		VALUES ('one', 'token bucket', 1e9, '1 s', 0, 1), ('two', 'token bucket', 1e9, '1 s', 0, 1), ('eight', 'token bucket', 1e9, '1 s', 0, 8);
+		INSERT INTO `+db.Schema+`.rate_limit_definitions (name, kind, rate, period, max_reserved, shards, slots, every, zone, anchor)
+		VALUES ('month', 'fixed window', 1e9, '31 days', 0, 1, NULL, 'month', 'Europe/Berlin', '2026-01-31'),
+			('sliding', 'sliding window', 1e9, '1 minute', 0, 1, 16, NULL, NULL, NULL)`)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -58,6 +61,12 @@ func BenchmarkFunctions(b *testing.B) {
 		{"one/Go", inGo(one.For("k"))},
 		{"one/arguments", inSQL("rate_limit_take('one', 'k', rate => 1e9, period => '1 s')")},
 		{"one/name", inSQL("rate_limit_take('one', 'k')")},
+		{"month/Go", inGo(ratelimit.FixedWindow{Name: "month", Rate: 1e9, Every: ratelimit.Month, Zone: "Europe/Berlin", Anchor: ratelimit.Date{Year: 2026, Month: 1, Day: 31}}.For("k"))},
+		{"month/name", inSQL("rate_limit_take('month', 'k')")},
+		{"sliding/Go", inGo(ratelimit.SlidingWindow{Name: "sliding", Rate: 1e9, Period: time.Minute, Slots: 16}.For("k"))},
+		{"sliding/name", inSQL("rate_limit_take('sliding', 'k')")},
+		{"8 shards/Go", inGo(ratelimit.TokenBucket{Name: "eight", Rate: 1e9, Period: time.Second, Shards: 8}.For("k"))},
+		{"8 shards/name", inSQL("rate_limit_take('eight', 'k')")},
 		{"two/Go", inGo(one.For("k"), two.For("k"))},
 		{"two/name", inSQL("rate_limit_take_all(ARRAY['one', 'two'], ARRAY['k', 'k'])")},
 	} {

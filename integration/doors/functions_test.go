@@ -27,14 +27,16 @@ import (
 )
 
 // functions are the SQL functions of a schema as a store, with which a store in Go shares the
-// rows: that is asked for what they do not know, which is shards, sliding windows, quotas by
-// the calendar, and the other verbs.
+// rows: that is asked for what they do not know, which is the other verbs and, with definitions as
+// arguments, shards, sliding windows and quotas by the calendar.
 type functions struct {
 	ratelimit.Store
 	pool   *pgxpool.Pool
 	schema string
 	clock  func() time.Time // nil for the database's
 	taken  map[*ratelimit.Receipt][]ratelimit.Request
+
+	takenAt map[*ratelimit.Receipt]time.Time
 
 	// byName has the functions find definitions in the catalog, in which they are
 	// published before a call that has them otherwise, unless it is not to be changed.
@@ -75,7 +77,7 @@ func (f *functions) empty(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Store, f.taken = store, map[*ratelimit.Receipt][]ratelimit.Request{}
+	f.Store, f.taken, f.takenAt = store, map[*ratelimit.Receipt][]ratelimit.Request{}, map[*ratelimit.Receipt]time.Time{}
 }
 
 // inSchema runs SQL with a test's schema in the search_path.
@@ -91,16 +93,14 @@ func inSchema(t *testing.T, db *pgtest.DB, text string) {
 }
 
 // knows reports whether the functions have a verb for requests.
-func knows(requests ...ratelimit.Request) bool {
-	for _, r := range requests {
-		if r.Limit == nil {
-			return false
-		}
-		if d := r.Limit.Definition(); d.Shards != 1 || d.Kind == ratelimit.KindSlidingWindow || d.Every != 0 {
-			return false
-		}
-	}
-	return len(requests) > 0
+func (f *functions) knows(requests ...ratelimit.Request) bool {
+	return len(requests) > 0 && !slices.ContainsFunc(requests, func(r ratelimit.Request) bool { return r.Limit == nil || !f.byName && !plain(r.Limit) })
+}
+
+// plain reports whether a limit can be told by arguments.
+func plain(limit ratelimit.Limit) bool {
+	d := limit.Definition()
+	return d.Shards == 1 && d.Kind != ratelimit.KindSlidingWindow && d.Every == 0
 }
 
 // arguments are those of a request with its definition.
@@ -188,7 +188,21 @@ func (f *functions) publish(ctx context.Context, d ratelimit.Definition) error {
 		return nil
 	}
 	f.published[d.Name] = d
-	return f.catalog.Publish(ctx, d.Limit())
+	return f.write(ctx, d)
+}
+
+func (f *functions) write(ctx context.Context, d ratelimit.Definition) error {
+	written := d
+	if d.Every != 0 { // which the catalog in Go does not write yet
+		written.Every, written.Time = ratelimit.Day, 0
+	}
+	_, err := f.pool.Exec(ctx, "UPDATE "+f.schema+".rate_limit_definitions SET time = NULL WHERE name = $1", d.Name)
+	if err = errors.Join(err, f.catalog.Publish(ctx, written.Limit())); err != nil || d.Every == 0 {
+		return err
+	}
+	_, err = f.pool.Exec(ctx, "UPDATE "+f.schema+".rate_limit_definitions SET every = $2, time = $3, period = $4 WHERE name = $1 AND kind IS NOT NULL",
+		d.Name, d.Every.String(), fmt.Sprintf("%02d:%02d", int(d.Time.Hours()), int(d.Time.Minutes())%60), d.Period)
+	return err
 }
 
 // all calls the function for several limits.
@@ -283,41 +297,41 @@ func (f *functions) take(ctx context.Context, verb string, requests []ratelimit.
 			}
 		}
 		result.Receipt = new(ratelimit.Receipt)
-		f.taken[result.Receipt] = some
+		f.taken[result.Receipt], f.takenAt[result.Receipt] = some, result.RetryAt
 	}
 	return result, nil
 }
 
 func (f *functions) Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	if !knows(requests...) {
+	if !f.knows(requests...) {
 		return f.Store.Allow(ctx, requests...)
 	}
 	return f.take(ctx, "allow", requests, nil)
 }
 
 func (f *functions) Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	if !knows(requests...) || requests[0].AboveShare > 0 {
+	if !f.knows(requests...) || requests[0].AboveShare > 0 {
 		return f.Store.Reserve(ctx, requests...)
 	}
 	return f.take(ctx, "reserve", requests, nil)
 }
 
 func (f *functions) Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	if !knows(requests...) {
+	if !f.knows(requests...) {
 		return f.Store.Check(ctx, requests...)
 	}
 	return f.take(ctx, "check", requests, nil)
 }
 
 func (f *functions) CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	if !knows(requests...) || requests[0].AboveShare > 0 {
+	if !f.knows(requests...) || requests[0].AboveShare > 0 {
 		return f.Store.CheckReserve(ctx, requests...)
 	}
 	return f.take(ctx, "check", requests, map[string]any{"reserve": true})
 }
 
 func (f *functions) Credit(ctx context.Context, r ratelimit.Request) (ratelimit.Status, error) {
-	if !knows(r) || r.AboveShare > 0 {
+	if !f.knows(r) || r.AboveShare > 0 {
 		return f.Store.Credit(ctx, r)
 	}
 	result, err := f.call(ctx, "rate_limit_credit", r, map[string]any{"count": r.Count})
@@ -336,9 +350,12 @@ func (f *functions) Settle(ctx context.Context, r *ratelimit.Receipt, used ...fl
 		return f.Store.Settle(ctx, r, used...)
 	}
 	for i, t := range taken {
-		of := *f
-		of.byName = f.byName && (f.limits == nil || f.catalog.For(f.limits[ratelimit.NameOf(t.Limit)], t.Key).Limit == t.Limit)
-		one, err := of.call(ctx, "rate_limit_settle", t, map[string]any{"taken": t.Count, "used": used[i]})
+		of, settling := *f, map[string]any{"taken": t.Count, "used": used[i]}
+		of.byName = f.byName && !f.changed(t)
+		if of.byName {
+			settling["taken_at"] = f.takenAt[r]
+		}
+		one, err := of.call(ctx, "rate_limit_settle", t, settling)
 		if err != nil {
 			return ratelimit.Result{}, err
 		}
@@ -348,6 +365,11 @@ func (f *functions) Settle(ctx context.Context, r *ratelimit.Receipt, used ...fl
 	}
 	f.taken[r] = nil
 	return result, nil
+}
+
+// changed reports whether the catalog has another definition by now than that by which was taken.
+func (f *functions) changed(taken ratelimit.Request) bool {
+	return f.limits != nil && f.catalog.For(f.limits[ratelimit.NameOf(taken.Limit)], taken.Key).Limit != taken.Limit
 }
 
 func (f *functions) Cancel(ctx context.Context, r *ratelimit.Receipt) (bool, error) {
@@ -406,7 +428,7 @@ func TestFunctionHistories(t *testing.T) {
 		clock := func() time.Time { return h.now }
 		f := withFunctions(t, db, clock)
 		f.byName = byName
-		took, several, overridden := 0, 0, 0
+		took, several, overridden, kinds := 0, 0, 0, map[string]int{}
 		for seed := range seeds {
 			h = newHistory(seed)
 			h.limits = h.limits[:2+h.rand.IntN(2)]
@@ -416,7 +438,11 @@ func TestFunctionHistories(t *testing.T) {
 			if byName {
 				// A credit brings a row in memory to its instant, and one in PostgreSQL not, which
 				// the other limits that the row has had here show once the clock goes back.
-				h.onward = true
+				h.onward, h.moves = true, seed%2 == 0
+				h.limits = append(h.limits, quota(h))
+				h.keeps = func(taken ratelimit.Result) bool {
+					return !h.moves || !slices.ContainsFunc(taken.Each(), func(s ratelimit.Status) bool { return !plain(s.Request.Limit) })
+				}
 				if err := f.anew(t.Context(), h.limits); err != nil {
 					t.Fatal(err)
 				}
@@ -426,6 +452,7 @@ func TestFunctionHistories(t *testing.T) {
 						overridden++
 					}
 					for i, r := range requests {
+						r.Limit = f.limits[ratelimit.NameOf(r.Limit)]
 						requests[i] = f.catalog.Resolve(r)
 					}
 					return err
@@ -437,9 +464,17 @@ func TestFunctionHistories(t *testing.T) {
 				}
 			}
 			for _, taken := range f.taken {
+				for _, r := range taken {
+					kinds[ratelimit.NameOf(r.Limit)]++
+				}
 				if took++; len(taken) > 1 {
 					several++
 				}
+			}
+		}
+		for _, name := range []string{"bucket", "window", "sliding", "quota"} {
+			if byName && kinds[name] == 0 {
+				t.Errorf("the functions took from %v, want also from %s", kinds, name)
 			}
 		}
 		if least := 5 * int(seeds); took < least || several < int(seeds) || byName && overridden < int(seeds) {
@@ -455,7 +490,23 @@ func (f *functions) anew(ctx context.Context, limits []ratelimit.Limit) error {
 		f.limits[ratelimit.NameOf(limit)] = limit
 	}
 	_, err := f.pool.Exec(ctx, "TRUNCATE "+f.schema+".rate_limit_definitions")
-	return errors.Join(err, f.catalog.Publish(ctx, limits...), f.catalog.Refresh(ctx))
+	for _, limit := range limits {
+		err = errors.Join(err, f.write(ctx, limit.Definition()))
+	}
+	return errors.Join(err, f.catalog.Refresh(ctx))
+}
+
+// quota is a random one by the calendar, and at random instants a history with it leaps.
+func quota(h *history) ratelimit.Limit {
+	h.leaps = true
+	rate := pick(h.rand, 3, 10, 7.77)
+	return ratelimit.FixedWindow{
+		Name: "quota", Rate: rate, Capacity: rate * pick(h.rand, 1, 1, 2.5, 90), MaxReserved: 3 * rate,
+		Every:  pick(h.rand, ratelimit.Day, 5*ratelimit.Day, ratelimit.Week, 2*ratelimit.Week, ratelimit.Month, 3*ratelimit.Month, ratelimit.Year),
+		Zone:   pick(h.rand, "UTC", "Europe/Berlin", "America/New_York", "Asia/Beirut", "Pacific/Auckland"),
+		Anchor: ratelimit.DateOf(usual.AddDate(0, 0, h.rand.IntN(800)-400)),
+		Time:   pick(h.rand, 0, 9*time.Hour, 150*time.Minute),
+	}
 }
 
 // override changes an override of one of a history's limits now and then.
@@ -463,15 +514,25 @@ func (f *functions) override(ctx context.Context, h *history) (changed bool, err
 	if h.rand.IntN(4) > 0 {
 		return false, nil
 	}
-	limit := pick(h.rand, h.limits...)
-	d := limit.Definition()
-	if d.Kind == ratelimit.KindSlidingWindow {
+	i := h.rand.IntN(len(h.limits))
+	d := h.limits[i].Definition()
+	if !plain(h.limits[i]) && !h.moves {
 		return false, nil
+	}
+	if d.Every != 0 && h.rand.IntN(2) == 0 {
+		moved := quota(h).Definition()
+		moved.Rate, moved.Capacity, moved.MaxReserved, moved.Every, moved.Period = d.Rate, d.Capacity, d.MaxReserved, d.Every, d.Period
+		h.limits[i] = moved.Limit()
+		f.limits[d.Name] = h.limits[i]
+		return true, errors.Join(f.write(ctx, moved), f.catalog.Refresh(ctx))
 	}
 	o := catalog.Override{
 		Rate: pick(h.rand, 0, d.Rate*2, d.Rate/2), Capacity: pick(h.rand, 0, ratelimit.None, max(1, d.Rate*3)),
 		MaxReserved: pick(h.rand, 0, ratelimit.None, d.Rate), Switch: pick(h.rand, catalog.On, catalog.On, catalog.On, catalog.Off),
 		Clear: catalog.AllFields,
+	}
+	if d.Kind == ratelimit.KindSlidingWindow {
+		o.Rate, o.Capacity, o.Slots = pick(h.rand, 0, d.Rate*2, max(1, d.Rate/2)), 0, pick(h.rand, 0, 1, 5, 12)
 	}
 	if h.rand.IntN(4) == 0 {
 		o.Until = h.now.Add(d.Period / 2)
@@ -612,7 +673,8 @@ func TestFunctionsAreSafe(t *testing.T) {
 		"SELECT {schema}.rate_limit_credit('send_message', 'alice', 2, '1 day')",
 		"SELECT {schema}.rate_limit_take('send_message', 'alice', 1000, '1 s')",
 		"SELECT {schema}.rate_limit_put('send_message', 'alice', 0, 9, now(), NULL, NULL)",
-		"SELECT {schema}.rate_limit_call('credit', {schema}.rate_limit_request('send_message', 'alice', 1, '1 s'), NULL)",
+		"SELECT {schema}.rate_limit_call('allow', {schema}.rate_limit_request('send_message', 'alice', 1, '1 s'))",
+		"SELECT {schema}.rate_limit_back('credit', {schema}.rate_limit_request('send_message', 'alice', 1, '1 s'), NULL, NULL)",
 	} {
 		if err := as(text); !hasCode(err, "42501") { // insufficient_privilege
 			t.Errorf("%s: got %v, want insufficient_privilege", text, err)

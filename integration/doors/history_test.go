@@ -29,7 +29,11 @@ type history struct {
 	noText bool           // receipts are not read from text
 	onward bool           // the clock does not go back
 
+	leaps bool // weeks pass now and then
+	moves bool // slots and edges change: a credit and a settlement differ by what a store has met
+
 	before func(requests []ratelimit.Request) error // changes what is asked, if not nil
+	keeps  func(taken ratelimit.Result) bool        // whether what was taken can be settled, if not nil
 }
 
 func newHistory(seed uint64) *history {
@@ -61,6 +65,9 @@ func (h *history) step(ctx context.Context) error {
 		back = 0.3
 	}
 	h.now = h.now.Add(time.Duration(h.rand.Float64() * float64(h.limits[0].Definition().Period) * pick(h.rand, 0, 0.1, 1, 1, back))).Truncate(time.Microsecond)
+	if h.leaps && h.rand.IntN(6) == 0 {
+		h.now = h.now.Add(time.Duration(h.rand.Int64N(int64(50 * 24 * time.Hour)))).Truncate(time.Microsecond)
+	}
 	requests := make([]ratelimit.Request, pick(h.rand, 1, 1, 2, 3))
 	for i := range requests {
 		limit := pick(h.rand, h.limits...)
@@ -79,6 +86,12 @@ func (h *history) step(ctx context.Context) error {
 	} else if verb == "settle" || verb == "cancel" {
 		verb = "allow"
 	}
+	if h.keeps != nil && (verb == "settle" || verb == "cancel") && !h.keeps(h.taken[target][0]) {
+		verb = "allow"
+	}
+	if h.moves && verb == "credit" && !plain(requests[0].Limit) {
+		verb = "check"
+	}
 	var replies [2]reply
 	for i, store := range h.stores {
 		replies[i] = h.put(ctx, store, verb, requests, func() ratelimit.Result { return h.taken[target][i] }, lasts, share)
@@ -87,7 +100,7 @@ func (h *history) step(ctx context.Context) error {
 	if got.result.Receipt != nil && want.result.Receipt != nil {
 		h.taken = append(h.taken, [2]ratelimit.Result{got.result, want.result})
 	}
-	if h.worst && knows(requests...) && len(got.result.Several) > 0 || verb == "settle" && h.worst && h.several(target) {
+	if f, ok := h.stores[0].(*functions); ok && f.knows(requests...) && len(got.result.Several) > 0 || verb == "settle" && h.worst && h.several(target) {
 		got.result.Several, want.result.Several = nil, nil
 		if verb == "settle" {
 			got.result, want.result = ratelimit.Result{}, ratelimit.Result{}

@@ -2,7 +2,11 @@ package doors
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +17,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/memstore"
 )
 
 // told is an answer of a function.
@@ -162,16 +167,22 @@ func TestNamedModes(t *testing.T) {
 // What the functions by name cannot do is an error that says so, and takes nothing.
 func TestNamedRefuses(t *testing.T) {
 	t.Parallel()
-	db, _ := published(t, sending,
+	db, f := published(t, sending,
 		ratelimit.SlidingWindow{Name: "sliding", Rate: 3, Period: time.Minute},
 		ratelimit.TokenBucket{Name: "sharded", Rate: 30, Period: time.Minute, Shards: 3},
 		ratelimit.FixedWindow{Name: "monthly", Rate: 3, Every: ratelimit.Month, Zone: "Europe/Berlin"})
+	if err := f.catalog.PublishInFlight(t.Context(), ratelimit.InFlight{Name: "exports", Limit: 3}); err != nil {
+		t.Fatal(err)
+	}
+	inSchema(t, db, "UPDATE rate_limit_definitions SET zone = 'Europe/Nowhere' WHERE name = 'monthly'")
 	for call, want := range map[string]string{
 		"rate_limit_allow('unknown', 'k')":                                      "42704",
 		"rate_limit_allow(NULL, 'k')":                                           "42704",
-		"rate_limit_take('sharded', 'k')":                                       "0A000",
-		"rate_limit_take('sliding', 'k')":                                       "0A000",
-		"rate_limit_take('monthly', 'k')":                                       "0A000",
+		"rate_limit_take('exports', 'k')":                                       "0A000",
+		"rate_limit_take('monthly', 'k')":                                       "22023",
+		"rate_limit_take('sliding', 'k', 4)":                                    "22003",
+		"rate_limit_settle('sliding', 'k', 1, NULL)":                            "22023",
+		"rate_limit_take('sharded', 'k', 31)":                                   "22003",
 		"rate_limit_take('send_message', NULL)":                                 "22023",
 		"rate_limit_take('send_message', 'k', -1)":                              "22023",
 		"rate_limit_take('send_message', 'k', 'NaN')":                           "22023",
@@ -197,6 +208,72 @@ func TestNamedRefuses(t *testing.T) {
 	var rows int
 	if err := db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM "+db.Schema+".rate_limits").Scan(&rows); err != nil || rows != 0 {
 		t.Errorf("%d rows, %v, want none", rows, err)
+	}
+}
+
+// Of a limit with shards the functions grant at an instant what memory does, whichever shards they
+// take from, and what a refusal promises holds to the microsecond.
+func TestNamedShards(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	for _, limit := range []ratelimit.Limit{
+		ratelimit.TokenBucket{Name: "bucket", Rate: 30, Period: time.Minute, Shards: 3, MaxReserved: 15},
+		ratelimit.FixedWindow{Name: "window", Rate: 30, Period: time.Minute, Capacity: 50, Shards: 4, MaxReserved: 12},
+		ratelimit.FixedWindow{Name: "quota", Rate: 30, Every: ratelimit.Month, Zone: "Europe/Berlin", Shards: 4, MaxReserved: 12},
+		ratelimit.SlidingWindow{Name: "sliding", Rate: 30, Period: time.Minute, Slots: 6, Shards: 3},
+	} {
+		t.Run(ratelimit.NameOf(limit), func(t *testing.T) {
+			t.Parallel()
+			now := usual
+			clock := func() time.Time { return now }
+			f, memory := withFunctions(t, pgtest.New(t), clock), memstore.New(clock)
+			f.byName = true
+			h := &history{rand: rand.New(rand.NewPCG(1, 7)), limits: []ratelimit.Limit{limit}, stores: [2]ratelimit.Store{f, memory}}
+			refused, settles := 0, false
+			for n := range 200 {
+				if h.rand.IntN(20) == 0 { // shards are full at different times: they begin anew
+					settles = !settles // what is credited takes the room of what would be settled
+					now = now.Add(time.Duration(h.rand.Int64N(int64(40 * 24 * time.Hour)))).Truncate(time.Microsecond)
+					if err := errors.Join(f.Reset(t.Context(), limit, "k"), memory.Reset(t.Context(), limit, "k")); err != nil {
+						t.Fatal(err)
+					}
+					h.taken = nil
+				}
+				verb, request := pick(h.rand, "allow", "allow", "allow", "check", "reserve", "credit", "settle"), limit.ForN("k", pick(h.rand, 0, 1, 2.5, 7, 12))
+				if verb == "credit" && settles || verb == "settle" && (!settles || len(h.taken) == 0) || verb != "allow" && verb != "credit" && verb != "settle" && limit.Definition().Kind == ratelimit.KindSlidingWindow {
+					verb = "allow"
+				}
+				place, share := h.rand.IntN(len(h.taken)+1)%max(len(h.taken), 1), h.rand.Float64()*3
+				var replies [2]reply
+				for i, store := range h.stores {
+					h.noText = i == 0
+					replies[i] = h.put(t.Context(), store, verb, []ratelimit.Request{request}, func() ratelimit.Result { return h.taken[place][i] }, 0, share)
+				}
+				got, want := replies[0], replies[1]
+				if verb == "settle" {
+					h.taken = slices.Delete(h.taken, place, place+1)
+				} else if got.result.Receipt != nil && want.result.Receipt != nil {
+					h.taken = append(h.taken, [2]ratelimit.Result{got.result, want.result})
+				}
+				if got.err != nil || want.err != nil || got.result.OK != want.result.OK || math.Abs(got.result.Value-want.result.Value) > 1e-6 {
+					t.Fatalf("call %d, %s %v: got %v, %v, want %v, %v", n, verb, request, got.result, got.err, want.result, want.err)
+				}
+				if !got.result.OK && (verb == "allow" || verb == "reserve") {
+					refused++
+					check, before := map[string]func(context.Context, ...ratelimit.Request) (ratelimit.Result, error){"allow": f.Check, "reserve": f.CheckReserve}[verb], now
+					for early, ok := range map[time.Duration]bool{0: true, time.Microsecond: false} {
+						now = got.result.RetryAt.Add(-early)
+						if later, err := check(t.Context(), request); err != nil || later.OK != ok {
+							t.Fatalf("call %d, %s %v: %v, asked %v before that: %v, %v, want %v", n, verb, request, got.result, early, later, err, ok)
+						}
+					}
+					now = before
+				}
+			}
+			if refused < 10 {
+				t.Errorf("%d refusals, want at least 10", refused)
+			}
+		})
 	}
 }
 

@@ -70,16 +70,19 @@ func takers(t *testing.T, db *pgtest.DB, limit ratelimit.Limit) map[string]taker
 			return result, err
 		},
 	}
-	if knows(limit.For("k")) {
-		f := withFunctions(t, db, nil)
-		if err := f.catalog.Publish(t.Context(), limit); err != nil {
-			t.Fatal(err)
-		}
+	f := withFunctions(t, db, nil)
+	if err := f.catalog.Publish(t.Context(), limit); err != nil {
+		t.Fatal(err)
+	}
+	if plain(limit) {
 		all["SQL functions"] = f.Allow
-		all["SQL functions, by name"] = (&functions{pool: f.pool, schema: f.schema, byName: true, taken: map[*ratelimit.Receipt][]ratelimit.Request{}}).Allow
-		if psql := psqlProgram(); psql != "" {
-			all["psql"] = inPsql(t, psql, db)
-		}
+	}
+	all["SQL functions, by name"] = (&functions{
+		pool: f.pool, schema: f.schema, byName: true,
+		taken: map[*ratelimit.Receipt][]ratelimit.Request{}, takenAt: map[*ratelimit.Receipt]time.Time{},
+	}).Allow
+	if psql := psqlProgram(); psql != "" {
+		all["psql"] = inPsql(t, psql, db)
 	}
 	for _, d := range drivers {
 		all["database/sql, "+d.name] = committed{store: newStore(t, db, nil), pool: d.open(t, db)}.Allow

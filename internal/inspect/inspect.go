@@ -1,5 +1,5 @@
-// Package inspect reads limits for people: for the command ratelimit, and its page. It
-// changes nothing.
+// Package inspect reads limits for people, for the command ratelimit and the console. It changes
+// nothing.
 package inspect
 
 import (
@@ -16,22 +16,22 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/gate"
+	"github.com/pgratelimit/ratelimit/internal/parked"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// ErrUndefined is a name that no definition is known of.
+// ErrUndefined reports a name without a known definition.
 var ErrUndefined = errors.New("there is no definition of this limit")
 
-// Inspector is a table of limits, with the definitions by which it is read. All methods are safe
-// for concurrent use.
+// Inspector reads a table of limits by the definitions of a catalog. It is safe for concurrent use.
 type Inspector struct {
 	Pool    *pgxpool.Pool
-	Schema  string           // that holds the table; "" for the connection's search_path
-	Store   *pgstore.Store   // on that table
-	Catalog *catalog.Catalog // which has been read; in memory if definitions are from a file
+	Schema  string           // of the table; "" for the connection's search_path
+	Store   *pgstore.Store   // of that table
+	Catalog *catalog.Catalog // already read; in memory if the definitions are from a file
 }
 
-// Limit returns the definition of a name, without overrides. An error is [ErrUndefined].
+// Limit returns the definition of a name, without overrides, or [ErrUndefined].
 func (d *Inspector) Limit(name string) (ratelimit.Limit, error) {
 	for _, definition := range d.Catalog.Definitions() {
 		if definition.Name == name {
@@ -41,8 +41,7 @@ func (d *Inspector) Limit(name string) (ratelimit.Limit, error) {
 	return nil, fmt.Errorf("%w: %q", ErrUndefined, name)
 }
 
-// InFlight returns the limit of how many at once of a name, without overrides. An error is
-// [ErrUndefined].
+// InFlight returns the limit of how many at once of a name, without overrides, or [ErrUndefined].
 func (d *Inspector) InFlight(name string) (ratelimit.InFlight, error) {
 	for _, limit := range d.Catalog.InFlights() {
 		if limit.Name == name {
@@ -52,7 +51,7 @@ func (d *Inspector) InFlight(name string) (ratelimit.InFlight, error) {
 	return ratelimit.InFlight{}, fmt.Errorf("%w: %q", ErrUndefined, name)
 }
 
-// Known returns an [ErrUndefined] of a name that is neither of a limit nor of permits.
+// Known returns [ErrUndefined] for a name without a definition of either kind.
 func (d *Inspector) Known(name string) error {
 	if _, err := d.InFlight(name); err == nil {
 		return nil
@@ -61,8 +60,8 @@ func (d *Inspector) Known(name string) error {
 	return err
 }
 
-// GateOf returns the limit whose gate a name is: rows by which riverlimit's HardStart bounds
-// starts of jobs. Their definition is the program's own. It reports false if it is none.
+// GateOf returns the limit to which a gate belongs, and false for other names. Gates are rows by
+// which riverlimit's HardStart bounds the starts of jobs; the program alone knows their definition.
 func (d *Inspector) GateOf(name string) (limit string, ok bool) {
 	limit, ok = gate.Of(name)
 	if _, err := d.Limit(limit); !ok || err != nil {
@@ -71,21 +70,22 @@ func (d *Inspector) GateOf(name string) (limit string, ok bool) {
 	return limit, d.Known(name) != nil
 }
 
-// MostCounted is up to how many rows of a name are counted.
+// MostCounted is the largest number of rows counted for a name.
 const MostCounted = 10_000
 
-// A Summary is the rows and definitions of a limit's name.
+// A Summary is a limit's name with its definition and number of rows.
 type Summary struct {
 	Name       string
-	Definition *ratelimit.Definition // nil if none is known, as of a limit that is gone
-	InFlight   *ratelimit.InFlight   // if it is a limit of how many at once
-	GateOf     string                // the limit whose starts of jobs it is for; "" if it is no gate
-	Overrides  int                   // the one for all keys included
-	Rows       int                   // in the table; MostCounted+1 for more than MostCounted
+	Definition *ratelimit.Definition // nil without a definition, as of a limit that is gone
+	InFlight   *ratelimit.InFlight   // of a limit of how many at once
+	GateOf     string                // the limit whose gate this is; "" if it is none
+	Overrides  int                   // the override for all keys included
+	Rows       int                   // in the table; MostCounted+1 means more than MostCounted
+	Parked     parked.Line           // jobs of River that wait for its permits, of all keys
 }
 
-// Limits returns all names that are defined or have rows, in order. It reads no more than
-// [MostCounted] rows of each, along the index.
+// Limits returns all names with definitions or rows, in order. It reads at most [MostCounted] rows
+// of each, along the index.
 func (d *Inspector) Limits(ctx context.Context) ([]Summary, error) {
 	names, err := d.Store.Names(ctx)
 	if err != nil {
@@ -107,9 +107,13 @@ func (d *Inspector) Limits(ctx context.Context) ([]Summary, error) {
 	if err != nil {
 		return nil, err
 	}
+	lines, err := parked.Totals(ctx, d.Pool, d.Schema)
+	if err != nil {
+		return nil, err
+	}
 	summaries := make([]Summary, len(names))
 	for i, name := range names {
-		summaries[i] = Summary{Name: name, Overrides: len(d.Catalog.Overrides(name)), Rows: counts[i]}
+		summaries[i] = Summary{Name: name, Overrides: len(d.Catalog.Overrides(name)), Rows: counts[i], Parked: lines[name]}
 		if definition, ok := definitions[name]; ok {
 			summaries[i].Definition = &definition
 		}
@@ -121,7 +125,7 @@ func (d *Inspector) Limits(ctx context.Context) ([]Summary, error) {
 	return summaries, nil
 }
 
-// count returns how many rows each name has, counting one more than [MostCounted] at most.
+// count returns the number of rows of each name, up to [MostCounted] and one more.
 func (d *Inspector) count(ctx context.Context, names []string) ([]int, error) {
 	rows, err := d.Pool.Query(ctx, `SELECT (SELECT count(*)::int4 FROM (SELECT FROM `+d.Table()+` AS r WHERE r.name = n.name LIMIT $2::int4) AS counted)
 FROM unnest($1::text[]) WITH ORDINALITY AS n (name, place) ORDER BY n.place`, names, MostCounted+1)
@@ -143,10 +147,10 @@ func (d *Inspector) CountRows(ctx context.Context, name string) (n int, err erro
 	return n, nil
 }
 
-// View returns the name of a view or function of the catalog for a statement.
+// View returns the qualified name of a view or function of the catalog.
 func (d *Inspector) View(name string) string { return qualified(d.Schema, name) }
 
-// Table returns the table's name for a statement.
+// Table returns the table's qualified name.
 func (d *Inspector) Table() string { return qualified(d.Schema, pgstore.Table) }
 
 func qualified(schema, table string) string {
@@ -156,7 +160,7 @@ func qualified(schema, table string) string {
 	return pgx.Identifier{schema, table}.Sanitize()
 }
 
-// A Key is the state of a key now, by the definition that holds for it.
+// A Key is the present state of a key, by the definition that holds for it.
 type Key struct {
 	ratelimit.Status
 	Overridden bool
@@ -165,14 +169,14 @@ type Key struct {
 // Short reports whether the key is limited now: paused, or with less than one token.
 func (k *Key) Short() bool { return k.Value < 1 || !k.PausedUntil.IsZero() }
 
-// Full reports whether the key's rows mean the same as none.
+// Full reports whether the key's rows say the same as no row.
 func (k *Key) Full() bool { return k.ResetAfter == 0 && k.PausedUntil.IsZero() }
 
-// overriddenAtOnce is how many keys with overrides are read by one statement.
+// overriddenAtOnce is the number of keys with overrides that one statement reads.
 const overriddenAtOnce = 1000
 
-// Keys returns the state of each key of a limit that has a row, as [pgstore.Store.Rows]
-// does, but each by the definition that holds for it.
+// Keys returns the state of each key with a row, as [pgstore.Store.Rows] does, but by the
+// definition that holds for the key.
 func (d *Inspector) Keys(ctx context.Context, limit ratelimit.Limit, page ratelimit.Page) iter.Seq2[Key, error] {
 	return func(yield func(Key, error) bool) {
 		var keys []Key
@@ -193,7 +197,7 @@ func (d *Inspector) Keys(ctx context.Context, limit ratelimit.Limit, page rateli
 	}
 }
 
-// tell tells keys, once those with an override are read by that.
+// tell passes keys on, after those with an override have been read by it.
 func (d *Inspector) tell(ctx context.Context, keys []Key, yield func(Key, error) bool) bool {
 	var requests []ratelimit.Request
 	var places []int
@@ -222,7 +226,7 @@ func (d *Inspector) tell(ctx context.Context, keys []Key, yield func(Key, error)
 	return true
 }
 
-// shards returns how many rows each of the requests, which are of one name, reads.
+// shards returns the number of rows of each request; all are of one name.
 func shards(requests []ratelimit.Request) int {
 	if len(requests) == 0 {
 		return 1
@@ -230,8 +234,8 @@ func shards(requests []ratelimit.Request) int {
 	return requests[0].Limit.Definition().Shards
 }
 
-// PermitKeys returns the keys of a name that have rows of permits, in order, from a prefix on and
-// after a key, at most that number of them. It ends where the prefix does.
+// PermitKeys returns up to most keys of a name that have rows of permits, in order: those with a
+// prefix, after a key.
 func (d *Inspector) PermitKeys(ctx context.Context, name string, page ratelimit.Page) ([]string, error) {
 	rows, err := d.Pool.Query(ctx, d.permitKeys(), name, page.Prefix, page.After, orAll(page.Most))
 	if err != nil {
@@ -244,7 +248,7 @@ func (d *Inspector) PermitKeys(ctx context.Context, name string, page ratelimit.
 	return keys, nil
 }
 
-// permitKeys returns one step along the index for each key, however many permits it has, as far as the
+// permitKeys reads one key in each step along the index, however many permits it has, as far as the
 // prefix goes.
 func (d *Inspector) permitKeys() string {
 	return `WITH RECURSIVE next AS (
@@ -256,7 +260,7 @@ func (d *Inspector) permitKeys() string {
 SELECT key FROM next WHERE starts_with(key, $2::text) LIMIT $4::int8`
 }
 
-// orAll returns the argument of a LIMIT, which is NULL for no limit.
+// orAll returns the argument of a LIMIT; NULL means all.
 func orAll(most int) *int64 {
 	if most == 0 {
 		return nil

@@ -11,11 +11,11 @@ import (
 	"github.com/pgratelimit/ratelimit/catalog"
 )
 
-// A Reach is the keys for which an edit of the catalog holds, of those that have rows.
+// A Reach counts the keys with rows that an edit of the catalog affects.
 type Reach struct {
-	Keys    int  // whose definition or mode it changes
-	Refused int  // of these, those that would be refused a token or a permit now
-	More    bool // there are more than [MostCounted] rows, and the rest was not looked at
+	Keys    int  // keys whose definition or mode changes
+	Refused int  // those of them that would be refused a token or a permit now
+	More    bool // there are more than [MostCounted] rows, and the others were not read
 }
 
 // String returns the reach in a sentence.
@@ -27,7 +27,7 @@ func (r Reach) String() string {
 	return text
 }
 
-// Reach returns the reach of an edit, which is of the catalog's Preview. It takes and locks
+// Reach returns the reach of an edit, as the catalog's Preview returns it. It takes and locks
 // nothing.
 func (d *Inspector) Reach(ctx context.Context, e *catalog.Edit) (Reach, error) {
 	if limit, err := d.InFlight(e.Name); err == nil {
@@ -71,7 +71,7 @@ func (d *Inspector) Reach(ctx context.Context, e *catalog.Edit) (Reach, error) {
 	return reach, err
 }
 
-// refused counts the requests that would be refused by what a check of them says.
+// refused returns the number of requests that a check of them refuses.
 func (d *Inspector) refused(ctx context.Context, reach *Reach, asked []ratelimit.Request, refused func(*ratelimit.Status) bool) error {
 	for some := range slices.Chunk(asked, max(1, ratelimit.MaxChecks/shards(asked))) {
 		statuses, err := d.Store.CheckEach(ctx, some...)

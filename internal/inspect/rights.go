@@ -10,25 +10,25 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Everybody is the name of PUBLIC, of which every role is a member.
+// Everybody is PUBLIC, of which every role is a member.
 const Everybody = "PUBLIC"
 
-// Rights are what a role can do to limits, besides the owner of the tables, its members and
-// superusers. Names are without the schema, in order.
+// Rights lists what a role can do to limits. The owner of the tables, its members and superusers
+// are left out. Names are without the schema, in order.
 type Rights struct {
 	Role   string
-	Writes []string // tables and sequences, with the rights to write them
-	Calls  []string // functions that take a definition as arguments, or write the history
+	Writes []string // tables and sequences, with the rights to write
+	Calls  []string // functions with a definition as arguments, or that write the history
 	Reads  []string // tables and views with keys
 
-	// Beyond reports whether the role can do more than a program needs: empty a table, put a
-	// trigger on it, set a sequence, change what is migrated, or choose a rate. What everybody
-	// can do is beyond.
+	// Beyond reports whether the role can do more than a program needs: empty a table, refer to it,
+	// put a trigger on it, set a sequence, change what is migrated, or choose a rate. Everything
+	// that [Everybody] can do is beyond.
 	Beyond bool
 }
 
-// rightsQuery reads which role has which right to which relation or function of the library in
-// the schema of the table. What a role has as everybody does is everybody's.
+// rightsQuery reads each role's rights to each relation and function of the library in the schema
+// of the table. A right of PUBLIC is listed for PUBLIC alone.
 //
 // $1 the table
 const rightsQuery = `WITH home AS (SELECT relnamespace AS oid FROM pg_class WHERE oid = $1::regclass),
@@ -87,7 +87,7 @@ func (d *Inspector) Rights(ctx context.Context) (all []Rights, err error) {
 	return slices.DeleteFunc(all, func(r Rights) bool { return len(r.Writes)+len(r.Calls)+len(r.Reads) == 0 }), nil
 }
 
-// add adds the rights to a relation or function.
+// add adds rights to a relation or function.
 func (r *Rights) add(object, kind string, privileges []string) {
 	versions := strings.HasSuffix(object, "_version")
 	if kind == "f" {

@@ -13,40 +13,40 @@ import (
 	"github.com/pgratelimit/ratelimit/catalog"
 )
 
-// mostChanges is how many changes a story has at most.
+// mostChanges is the largest number of changes in a story.
 const mostChanges = 5
 
-// A Story is the known facts of a limit's key: why it was refused, and until when.
+// A Story says what is known of a key: whether and why it is refused, and until when.
 type Story struct {
 	Published ratelimit.Definition // of the limit
 	Holds     ratelimit.Definition // of the key, after overrides
-	ForKey    *catalog.Entry       // the overrides, nil for none; those that are off or over too
+	ForKey    *catalog.Entry       // the overrides, nil for none; also those that are off or have ended
 	ForAll    *catalog.Entry
 
-	Now     ratelimit.Status // what a count of 0 gets
-	Answer  ratelimit.Status // the answer for the count that was asked for
-	Reserve bool             // of a reservation
-	Never   error            // of a count that can never be granted: ErrExceedsCapacity, or ErrInvalid for a bad count
+	Now     ratelimit.Status // the answer for a count of 0
+	Answer  ratelimit.Status // the answer for the count asked about
+	Reserve bool             // the answer for a reservation
+	Never   error            // the error of a count that is never granted: ErrExceedsCapacity, or ErrInvalid
 
 	Rows    []Row
 	Unlike  *Unlike          // nil if the key looks like those of the limit's rows
 	Changes []catalog.Change // of the key, and for all keys; the newest first
 }
 
-// A PermitStory is the known facts of a key of a limit of how many at once.
+// A PermitStory says what is known of a key of a limit of how many at once.
 type PermitStory struct {
 	Key       string
 	N         int                // the permits asked about
 	Published ratelimit.InFlight // the limit
-	Holds     ratelimit.InFlight // that of the key, after overrides
-	ForKey    *catalog.Entry     // the overrides, nil for none; those that are off or over too
+	Holds     ratelimit.InFlight // the limit of the key, after overrides
+	ForKey    *catalog.Entry     // the overrides, nil for none; also those that are off or have ended
 	ForAll    *catalog.Entry
 	Held      []ratelimit.Permit
 	Unlike    *Unlike          // nil if the key looks like those of the limit's rows
 	Changes   []catalog.Change // of the key, and for all keys; the newest first
 }
 
-// PermitStory returns the known facts of a key, and the answer for n permits. It takes and locks
+// PermitStory returns what is known of a key, and the answer for n permits. It takes and locks
 // nothing. Errors are those of Story.
 func (d *Inspector) PermitStory(ctx context.Context, name, key string, n int) (*PermitStory, error) {
 	limit, err := d.InFlight(name)
@@ -73,7 +73,7 @@ func (s *PermitStory) OK() bool {
 	return s.Holds.Mode == ratelimit.ModeShadow || s.Holds.Mode != ratelimit.ModeRefuse && len(s.Held)+s.N <= s.Holds.Limit
 }
 
-// Why returns what a caller would get now, and the reason, in a sentence.
+// Why says in a sentence what a caller would get now, and why.
 func (s *PermitStory) Why() string {
 	held := fmt.Sprintf("%d of %d permits are held", len(s.Held), s.Holds.Limit)
 	switch {
@@ -90,7 +90,7 @@ func (s *PermitStory) Why() string {
 	return fmt.Sprintf("refused: %s; the first lease ends at %s, unless it is renewed", held, Instant(first.Until))
 }
 
-// overrides returns the override of a key and that for all keys, nil for none.
+// overrides returns the override of a key and the one for all keys, nil for none.
 func (d *Inspector) overrides(name, key string) (own, all *catalog.Entry) {
 	if e, ok := d.Catalog.Override(name, key); ok {
 		own = &e
@@ -101,22 +101,22 @@ func (d *Inspector) overrides(name, key string) (own, all *catalog.Entry) {
 	return own, all
 }
 
-// A Row is a row of the table as it is stored.
+// A Row is a row of the table, as stored.
 type Row struct {
 	Shard  int
 	Value  float64
 	TS     time.Time
 	Paused time.Time // zero if it was never paused
 	Ahead  float64   // tokens that processes hold in memory
-	Holder *Holder   // the transaction that has it locked, as far as the server tells
+	Holder *Holder   // the transaction that has the row locked, if the server tells
 }
 
-// A Holder is a transaction that has something locked.
+// A Holder is a transaction that has rows locked.
 type Holder struct {
 	PID         int
 	Application string
 	User        string
-	State       string        // such as "idle in transaction"
+	State       string        // for example "idle in transaction"
 	Since       time.Time     // when it began
 	Lasts       time.Duration // on the server's clock
 }
@@ -127,9 +127,8 @@ func (h *Holder) String() string {
 	return fmt.Sprintf("process %d (%s), %s, its transaction began %s ago", h.PID, by, h.State, h.Lasts.Round(time.Millisecond))
 }
 
-// Story returns the known facts of a limit's key, and the answer for a count. It takes
-// and locks nothing. Errors are [ErrUndefined], [ratelimit.ErrInvalid] for a key that cannot be
-// one, and those of PostgreSQL and pgx.
+// Story returns what is known of a key, and the answer for a count. It takes and locks nothing.
+// Errors are [ErrUndefined], [ratelimit.ErrInvalid] for a bad key, and those of PostgreSQL and pgx.
 func (d *Inspector) Story(ctx context.Context, name, key string, count float64, reserve bool) (*Story, error) {
 	limit, err := d.Limit(name)
 	if err != nil {
@@ -151,7 +150,7 @@ func (d *Inspector) Story(ctx context.Context, name, key string, count float64, 
 	return s, err
 }
 
-// ask asks what a count of 0 gets, and what the count that was asked for.
+// ask checks a count of 0 and the count asked about.
 func (d *Inspector) ask(ctx context.Context, s *Story, asked ratelimit.Request) error {
 	check := d.Store.Check
 	if s.Reserve {
@@ -171,9 +170,9 @@ func (d *Inspector) ask(ctx context.Context, s *Story, asked ratelimit.Request) 
 	return err
 }
 
-// Rows reads a key's rows, and for each the transaction that has changed or locked it and is
-// still open: the row's xmax is it, or a subtransaction of it, and either is locked by its
-// process. A server hides other roles' statements from a role without pg_read_all_stats.
+// Rows reads a key's rows and the open transaction that changed or locked each. The row's xmax is
+// that transaction or a subtransaction, whose number its process has locked. A server hides other
+// roles' statements from roles without pg_read_all_stats.
 func (d *Inspector) Rows(ctx context.Context, name, key string) ([]Row, error) {
 	rows, err := d.Pool.Query(ctx, `SELECT r.shard, r.value, r.ts, r.paused,
 	CASE WHEN r.ahead[2] > extract(epoch FROM clock_timestamp()) - 946684800 THEN r.ahead[1] ELSE 0 END,
@@ -210,7 +209,7 @@ func scanRow(row pgx.CollectableRow) (r Row, err error) {
 	return r, err
 }
 
-// changes returns the newest changes of the definition for a key. A file of definitions has none.
+// changes returns the newest changes of a key's definition. A file of definitions has none.
 func (d *Inspector) changes(ctx context.Context, name, key string) ([]catalog.Change, error) {
 	if d.Catalog.InMemory() {
 		return nil, nil
@@ -218,7 +217,7 @@ func (d *Inspector) changes(ctx context.Context, name, key string) ([]catalog.Ch
 	return d.Catalog.KeyHistory(ctx, name, key, mostChanges)
 }
 
-// Why returns the answer to the count that was asked for, and its reason, in a sentence.
+// Why says in a sentence the answer for the count, and why.
 func (s *Story) Why() string {
 	a := &s.Answer
 	count := Amount(a.Request.Count)
@@ -250,8 +249,8 @@ func refusing(until time.Time) string {
 	return "its mode is refuse until " + Instant(until)
 }
 
-// Holders returns transactions that are open, do nothing, and have rows of the table locked, the
-// oldest first. A server hides others' from a role without pg_read_all_stats.
+// Holders returns idle open transactions that have rows of the table locked, oldest first. A server
+// hides other roles' from roles without pg_read_all_stats.
 func (d *Inspector) Holders(ctx context.Context) ([]Holder, error) {
 	rows, err := d.Pool.Query(ctx, `SELECT a.pid, coalesce(a.application_name, ''), coalesce(a.usename::text, ''), a.state, a.xact_start,
 	extract(epoch FROM clock_timestamp() - a.xact_start)::float8

@@ -14,14 +14,14 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/visible"
 )
 
-// An Unlike is a key that looks otherwise than the keys by which a limit is called, such as an address
-// where those are networks: an override or a pause of it holds for no call.
+// An Unlike is a key of another shape than the keys by which a limit is called, such as an address
+// where those are networks. An override or pause of it affects no call.
 type Unlike struct {
 	Key    string
 	Shape  string   // see [edge.Shape]
-	Shapes []string // of the limit's rows
-	Row    string   // one of their keys
-	Write  string   // the key in their shape; "" if that cannot be told
+	Shapes []string // the shape of the limit's rows
+	Row    string   // one of the limit's keys
+	Write  string   // the key in their shape; "" if unknown
 }
 
 // String returns the fact in a sentence.
@@ -33,11 +33,11 @@ func (u *Unlike) String() string {
 	return text
 }
 
-// MostUnlike is of how many keys [Inspector.Unlike] looks at the neighbours.
+// MostUnlike is the largest number of keys whose neighbours [Inspector.Unlike] reads.
 const MostUnlike = 1000
 
-// around reads the rows of a limit that no pause has written: the first and the last ones, and those
-// beside each key, where keys of its shape stand.
+// around reads rows of a limit that no pause has written: the first and last ones, and those beside
+// each key, where keys of its shape stand.
 const around = `SELECT '', r.key FROM (SELECT r.key FROM rate_limits AS r WHERE r.name = $1::text AND r.paused IS NULL ORDER BY r.key LIMIT 100) AS r
 UNION ALL
 SELECT '', r.key FROM (SELECT r.key FROM rate_limits AS r WHERE r.name = $1::text AND r.paused IS NULL ORDER BY r.key DESC LIMIT 100) AS r
@@ -48,8 +48,8 @@ SELECT k.key, r.key FROM unnest($2::text[]) AS k (key) CROSS JOIN LATERAL (
 	(SELECT r.key FROM rate_limits AS r WHERE r.name = $1::text AND r.key < k.key COLLATE "C" AND r.paused IS NULL ORDER BY r.key DESC LIMIT 20)
 ) AS r`
 
-// Unlike returns those of the keys, of which it looks at the first [MostUnlike], that look otherwise
-// than the keys of the limit's rows. Where there is no row that tells, it returns none.
+// Unlike returns the keys of another shape than the limit's rows, looking at the first [MostUnlike]
+// keys. Without rows that tell it returns none.
 func (d *Inspector) Unlike(ctx context.Context, name string, keys ...string) (unlike []Unlike, err error) {
 	keys = keys[:min(len(keys), MostUnlike)]
 	rows, err := d.Pool.Query(ctx, strings.ReplaceAll(around, "rate_limits AS", d.Table()+" AS"), name, keys)
@@ -57,7 +57,7 @@ func (d *Inspector) Unlike(ctx context.Context, name string, keys ...string) (un
 		return nil, fmt.Errorf("read keys: %w", err)
 	}
 	called := map[string]bool{}
-	shapes, beside := map[string]bool{}, map[string][]string{} // "" are those of no key
+	shapes, beside := map[string]bool{}, map[string][]string{} // "" is for limits without keys
 	var key, row string
 	_, err = pgx.ForEachRow(rows, []any{&key, &row}, func() error {
 		called[row], shapes[edge.Shape(row)] = true, true
@@ -75,7 +75,7 @@ func (d *Inspector) Unlike(ctx context.Context, name string, keys ...string) (un
 	return unlike, nil
 }
 
-// unlike is Unlike of one key, nil if it is not.
+// unlike looks at one key; it returns nil for one of the rows' shape.
 func (d *Inspector) unlike(ctx context.Context, name, key string) (*Unlike, error) {
 	unlike, err := d.Unlike(ctx, name, key)
 	if err != nil || len(unlike) == 0 {
@@ -84,7 +84,7 @@ func (d *Inspector) unlike(ctx context.Context, name, key string) (*Unlike, erro
 	return &unlike[0], nil
 }
 
-// unlikeOf returns a key as it differs from rows, with the row that tells how to write it.
+// unlikeOf compares a key with rows, and returns how to write it.
 func unlikeOf(key string, shapes map[string]bool, rows []string) Unlike {
 	u := Unlike{Key: key, Shape: edge.Shape(key), Shapes: slices.Sorted(maps.Keys(shapes)), Row: rows[0]}
 	for _, row := range rows {
@@ -96,8 +96,8 @@ func unlikeOf(key string, shapes map[string]bool, rows []string) Unlike {
 	return u
 }
 
-// UnlikeOverrides returns those overrides of a limit, and those pauses of its keys that hold, whose
-// keys are [Unlike].
+// UnlikeOverrides returns the overrides of a limit, and its present pauses, whose keys are
+// [Unlike].
 func (d *Inspector) UnlikeOverrides(ctx context.Context, name string) (overrides, pauses []Unlike, err error) {
 	var keys []string
 	for _, e := range d.Catalog.Overrides(name) {

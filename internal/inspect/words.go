@@ -12,10 +12,11 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/visible"
 )
 
-// Instant writes an instant for people, by UTC, to the millisecond.
+// Instant writes an instant for people, in UTC, to the millisecond.
 func Instant(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05.000Z") }
 
-// By writes who made a change: whom the program named, with PostgreSQL's role, or that alone.
+// By writes who made a change: the person that the program named and PostgreSQL's role, or the role
+// alone.
 func By(c *catalog.Change) string {
 	if c.Who == "" {
 		return visible.Text(c.Role)
@@ -23,8 +24,8 @@ func By(c *catalog.Change) string {
 	return visible.Text(c.Who) + " (" + visible.Text(c.Role) + ")"
 }
 
-// Span writes a duration for people by its two largest units, such as "4 d 11 h" or "2.5 s",
-// rounded up, as waits are.
+// Span writes a duration for people in its two largest units, such as "4 d 11 h" or "2.5 s",
+// rounded up as waits are.
 func Span(d time.Duration) string {
 	const day = 24 * time.Hour
 	up := func(unit time.Duration) time.Duration { return (d + unit - 1).Truncate(unit) }
@@ -52,7 +53,7 @@ func Span(d time.Duration) string {
 	return fmt.Sprintf("%d ms", up(time.Millisecond)/time.Millisecond)
 }
 
-// Period writes a duration exactly, as Go does, without the units that are 0 at its end.
+// Period writes a duration exactly, as Go does, without trailing units of 0.
 func Period(d time.Duration) string {
 	text := d.String()
 	if strings.HasSuffix(text, "m0s") {
@@ -64,8 +65,8 @@ func Period(d time.Duration) string {
 	return text
 }
 
-// Amount writes a number of tokens for people, to a thousandth, rounded down: what is shown is
-// there.
+// Amount writes a number of tokens for people, rounded down to a thousandth, so that what it shows
+// exists.
 func Amount(v float64) string {
 	if math.IsInf(v, 0) {
 		return "unlimited"
@@ -124,7 +125,7 @@ func Edit(e *catalog.Edit) string {
 	return side(e.Was) + " → " + side(e.Became)
 }
 
-// Lower says by which fields an edit grants less than the program has published; "" if by none.
+// Lower says by which fields an edit grants less than the program published; "" if by none.
 func Lower(e *catalog.Edit) string {
 	if len(e.Lower) == 0 {
 		return ""
@@ -132,7 +133,7 @@ func Lower(e *catalog.Edit) string {
 	return "it grants less than the program has published, by its " + strings.Join(e.Lower, ", ")
 }
 
-// bound writes a capacity or the bound of a debt as an override has it.
+// bound writes a capacity or a largest debt as an override has it.
 func bound(v float64) string {
 	if v == ratelimit.None {
 		return "none"

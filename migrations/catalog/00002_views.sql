@@ -3,23 +3,34 @@
 -- The instant at which the n-th window of a quota by the calendar begins, from that of its anchor
 -- on; in UTC if the server does not know the zone. A day that a zone never had counts.
 -- +goose StatementBegin
-CREATE FUNCTION rate_limits_edge(every text, zone text, anchor date, n bigint) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $$
+CREATE FUNCTION rate_limits_edge(every text, zone text, anchor date, "time" text, n bigint) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
-    day   timestamp := CASE every WHEN 'day' THEN anchor + n::int WHEN 'week' THEN anchor + 7 * n::int
-        WHEN 'month' THEN anchor + n * interval '1 month' ELSE anchor + n * interval '1 year' END;
-    first timestamptz;
-    early timestamptz;
+    clock  timestamp := anchor + n * (CASE WHEN every ~ '^[0-9]' THEN every ELSE '1 ' || every END)::interval + coalesce("time", '00:00')::interval;
+    first  timestamptz;
+    early  timestamptz;
+    middle timestamptz;
 BEGIN
     BEGIN
-        first := day AT TIME ZONE zone;
+        first := clock AT TIME ZONE zone;
     EXCEPTION WHEN invalid_parameter_value THEN
-        RETURN extract(epoch FROM day) * 1000000;
+        RETURN extract(epoch FROM clock) * 1000000;
     END;
-    -- Of a midnight that clocks show twice, since they are set back, PostgreSQL takes the second.
-    early := (day - ((first - interval '3 hours') AT TIME ZONE zone - (first - interval '3 hours') AT TIME ZONE 'UTC')) AT TIME ZONE 'UTC';
-    IF early < first AND early AT TIME ZONE zone >= day THEN
+    -- Of a time that clocks show twice, since they are set back, PostgreSQL takes the second.
+    early := (clock - ((first - interval '3 hours') AT TIME ZONE zone - (first - interval '3 hours') AT TIME ZONE 'UTC')) AT TIME ZONE 'UTC';
+    IF early < first AND early AT TIME ZONE zone >= clock THEN
         first := early;
     END IF;
+    -- Of one that they pass over, since they are set forward, it is when they are. PostgreSQL goes on by
+    -- the clock of before.
+    early := first - (first AT TIME ZONE zone - clock);
+    WHILE first - early > interval '1 second' LOOP
+        middle := date_trunc('second', early + (first - early) / 2);
+        IF middle AT TIME ZONE zone >= clock THEN
+            first := middle;
+        ELSE
+            early := middle;
+        END IF;
+    END LOOP;
     RETURN extract(epoch FROM first) * 1000000;
 END
 $$;
@@ -27,20 +38,35 @@ $$;
 
 -- The number of the last of them up to an instant. It is near that by the days of UTC.
 -- +goose StatementBegin
-CREATE FUNCTION rate_limits_edges(every text, zone text, anchor date, instant bigint) RETURNS bigint LANGUAGE sql IMMUTABLE
+CREATE FUNCTION rate_limits_edges(every text, zone text, anchor date, "time" text, instant bigint) RETURNS bigint LANGUAGE sql IMMUTABLE
 BEGIN ATOMIC
 SELECT n
-FROM (SELECT to_timestamp(instant / 1000000.0) AT TIME ZONE 'UTC' AS day OFFSET 0) AS u
+FROM (
+    SELECT to_timestamp(instant / 1000000.0) AT TIME ZONE 'UTC' AS day, coalesce(substring(every, '^[0-9]+')::int, 1)
+        * CASE substring(every, '[a-z]') WHEN 'w' THEN 7 WHEN 'y' THEN 12 ELSE 1 END AS units
+    OFFSET 0
+) AS u
 CROSS JOIN LATERAL (
-    SELECT CASE every WHEN 'day' THEN u.day::date - anchor WHEN 'week' THEN (u.day::date - anchor) / 7
-        ELSE CASE every WHEN 'month' THEN 12 ELSE 1 END * (extract(year FROM u.day) - extract(year FROM anchor))
-            + CASE every WHEN 'month' THEN extract(month FROM u.day) - extract(month FROM anchor) ELSE 0 END
-        END::bigint AS near
+    SELECT floor(CASE WHEN every ~ 'day|week' THEN u.day::date - anchor
+        ELSE 12 * (extract(year FROM u.day) - extract(year FROM anchor)) + extract(month FROM u.day) - extract(month FROM anchor)
+        END::float8 / u.units)::bigint AS near
     OFFSET 0
 ) AS g
 CROSS JOIN LATERAL generate_series(g.near + 2, g.near - 2, -1) AS n
-WHERE rate_limits_edge(every, zone, anchor, n) <= instant
+WHERE rate_limits_edge(every, zone, anchor, "time", n) <= instant
 LIMIT 1;
+END;
+-- +goose StatementEnd
+
+-- The number of the edge that a row with that instant has had: the last one up to it, or if it does
+-- not stand on that, the first one after it, which does not count. It stands on one for as long after
+-- it as time zones are apart, and of single days for summer time.
+-- +goose StatementBegin
+CREATE FUNCTION rate_limits_had(every text, zone text, anchor date, "time" text, instant bigint) RETURNS bigint LANGUAGE sql IMMUTABLE
+BEGIN ATOMIC
+SELECT n + CASE WHEN instant - rate_limits_edge(every, zone, anchor, "time", n) > CASE WHEN every ~ '^(1 )?days?$' THEN 10800000000 ELSE 93600000000 END
+    THEN 1 ELSE 0 END
+FROM rate_limits_edges(every, zone, anchor, "time", instant) AS n;
 END;
 -- +goose StatementEnd
 
@@ -87,24 +113,24 @@ FROM (
             (extract(epoch FROM instant) * 1000000)::int8 AS now
         OFFSET 0
     ) AS d
-    -- The last edge of a quota by the calendar, and that which the row has had: a customer who
-    -- has moved to the west is not refilled again within 26 hours, but by the day.
+    -- The last edge of a quota by the calendar, and the one that the row has had.
     LEFT JOIN LATERAL (
-        SELECT rate_limits_edges(p.every, p.zone, p.anchor, d.now) AS last,
-            rate_limits_edges(p.every, p.zone, p.anchor, d.ts + CASE p.every WHEN 'day' THEN 0 ELSE 93600000000 END) AS had
+        SELECT rate_limits_edges(p.every, p.zone, p.anchor, p.time, d.now) AS last,
+            rate_limits_had(p.every, p.zone, p.anchor, p.time, d.ts) AS had
         WHERE p.every IS NOT NULL
         OFFSET 0
     ) AS c ON true
     -- A token bucket ticks with every microsecond, a fixed window with every period or edge.
     CROSS JOIN LATERAL (
         SELECT CASE WHEN d.kind = 'token bucket' THEN greatest(d.ts, d.now)
-            WHEN p.every IS NOT NULL THEN greatest(d.ts, rate_limits_edge(p.every, p.zone, p.anchor, c.last))
+            WHEN c.last > c.had THEN rate_limits_edge(p.every, p.zone, p.anchor, p.time, c.last)
+            WHEN p.every IS NOT NULL THEN d.ts
             ELSE greatest(d.ts, d.now - (d.now - d.ts) % d.period) END AS tick
         OFFSET 0
     ) AS t
     CROSS JOIN LATERAL (
         SELECT l.value, CASE WHEN l.missing > 0 AND p.every IS NOT NULL
-            THEN rate_limits_edge(p.every, p.zone, p.anchor, greatest(c.last, c.had) + ceil(least(l.missing / d.rate, 1.2e16 / d.period))::int8)
+            THEN rate_limits_edge(p.every, p.zone, p.anchor, p.time, greatest(c.last, c.had) + ceil(least(l.missing / d.rate, 1.2e16 / d.period))::int8)
             ELSE t.tick + CASE WHEN l.missing <= 0 THEN 0
             ELSE least(CASE WHEN d.kind = 'token bucket' THEN ceil(l.missing * d.period / d.rate)
                 ELSE ceil(l.missing / d.rate) * d.period END, 1.2e16)::int8 END END AS full_at
@@ -219,5 +245,6 @@ DROP VIEW rate_limits_in_flight;
 DROP VIEW rate_limits_short;
 DROP VIEW rate_limits_now;
 DROP FUNCTION rate_limits_at(timestamptz);
-DROP FUNCTION rate_limits_edges(text, text, date, bigint);
-DROP FUNCTION rate_limits_edge(text, text, date, bigint);
+DROP FUNCTION rate_limits_had(text, text, date, text, bigint);
+DROP FUNCTION rate_limits_edges(text, text, date, text, bigint);
+DROP FUNCTION rate_limits_edge(text, text, date, text, bigint);

@@ -46,11 +46,27 @@ CREATE TYPE @schema@.rate_limit_request AS (
 	start         timestamptz,
 	above         double precision,
 	mode          text,
-	refused_until timestamptz
+	refused_until timestamptz,
+	shards        integer,
+	slots         integer,
+	every         text,
+	zone          text,
+	anchor        date,
+	"time"        text
 );
 
 COMMENT ON TYPE @schema@.rate_limit_request IS
 	'A count of tokens of a limit, with its definition: see rate_limit_request().';
+
+CREATE TYPE @schema@.rate_limit_state AS (
+	value  double precision,
+	ts     timestamptz,
+	paused timestamptz,
+	slots  double precision[]
+);
+
+COMMENT ON TYPE @schema@.rate_limit_state IS
+	'A row of rate_limits, which means something by a definition only.';
 
 CREATE TYPE @schema@.rate_limit_permit AS (
 	ok         boolean,
@@ -86,9 +102,9 @@ BEGIN
 RETURN QUERY INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts)
 VALUES ($1::text, $2::text, $3::int4, $4::float8 - $5::float8, coalesce($6::timestamptz, clock_timestamp()))
 ON CONFLICT (name, key, shard) DO UPDATE
-SET value = least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $7::float8 / $8::float8, $4::float8) - $5::float8,
+SET value = least(r.value + greatest(round(tstzrange_subdiff(excluded.ts, r.ts) * 1000000), 0) * $7::float8 / $8::float8, $4::float8) - $5::float8,
 	ts = greatest(r.ts, excluded.ts)
-WHERE least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $7::float8 / $8::float8, $4::float8) - $5::float8
+WHERE r.value + greatest(round(tstzrange_subdiff(excluded.ts, r.ts) * 1000000), 0) * $7::float8 / $8::float8 - $5::float8
 		>= $9::float8 - greatest(abs(r.value), $5::float8, $4::float8) * 1.4210854715202004e-14
 	AND (r.paused IS NULL OR r.paused <= greatest(excluded.ts, $10::timestamptz))
 RETURNING value, ts, paused,
@@ -104,13 +120,63 @@ RETURN QUERY INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts)
 VALUES ($1::text, $2::text, $3::int4, $4::float8 - $5::float8,
 	date_bin($6::float8 * interval '1 microsecond', coalesce($7::timestamptz, clock_timestamp()), $8::timestamptz))
 ON CONFLICT (name, key, shard) DO UPDATE
-SET value = least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $9::float8 / $6::float8, $4::float8) - $5::float8,
+SET value = least(r.value + greatest(round(tstzrange_subdiff(excluded.ts, r.ts) * 1000000), 0) * $9::float8 / $6::float8, $4::float8) - $5::float8,
 	ts = greatest(r.ts, excluded.ts)
-WHERE least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $9::float8 / $6::float8, $4::float8) - $5::float8
+WHERE r.value + greatest(round(tstzrange_subdiff(excluded.ts, r.ts) * 1000000), 0) * $9::float8 / $6::float8 - $5::float8
 		>= $10::float8 - greatest(abs(r.value), $5::float8, $4::float8) * 1.4210854715202004e-14
 	AND date_bin($6::float8 * interval '1 microsecond', r.ts, $8::timestamptz) = r.ts
 	AND (r.paused IS NULL OR r.paused <= greatest(excluded.ts, $11::timestamptz))
 RETURNING value, ts, paused,
+	clock_timestamp(), xmin::text;
+END
+$body$;
+
+CREATE FUNCTION @schema@.rate_limit_calendar_take(text, text, int4, float8, float8, timestamptz, timestamptz[], timestamptz[], float8, float8, timestamptz, timestamptz)
+RETURNS TABLE (value float8, ts timestamptz, paused timestamptz, at timestamptz, xid text) LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+BEGIN
+RETURN QUERY INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts)
+VALUES ($1::text, $2::text, $3::int4, $4::float8 - $5::float8,
+	coalesce((($7::timestamptz[])[1 : cardinality($7::timestamptz[]) - 1])[width_bucket(coalesce($6::timestamptz, clock_timestamp()), $7::timestamptz[])],
+		$12::timestamptz))
+ON CONFLICT (name, key, shard) DO UPDATE
+SET value = least(r.value + greatest(width_bucket(excluded.ts, $7::timestamptz[]) - width_bucket(r.ts, $8::timestamptz[]), 0) * $9::float8, $4::float8) - $5::float8,
+	ts = CASE WHEN width_bucket(excluded.ts, $7::timestamptz[]) > width_bucket(r.ts, $8::timestamptz[]) THEN excluded.ts ELSE r.ts END
+WHERE least(r.value + greatest(width_bucket(excluded.ts, $7::timestamptz[]) - width_bucket(r.ts, $8::timestamptz[]), 0) * $9::float8, $4::float8) - $5::float8
+		>= $10::float8 - greatest(abs(r.value), $5::float8, $4::float8) * 1.4210854715202004e-14
+	AND width_bucket(excluded.ts, $7::timestamptz[]) BETWEEN 1 AND cardinality($7::timestamptz[]) - 1
+	AND (r.ts >= ($8::timestamptz[])[1] OR r.value + width_bucket(excluded.ts, $7::timestamptz[]) * $9::float8 >= $4::float8)
+	AND (r.paused IS NULL OR r.paused <= greatest(excluded.ts, $11::timestamptz))
+RETURNING value, ts, paused,
+	clock_timestamp(), xmin::text;
+END
+$body$;
+
+CREATE FUNCTION @schema@.rate_limit_slots_take(text, text, int4, float8, float8, float8, timestamptz, timestamptz, int4, float8, timestamptz)
+RETURNS TABLE (value float8, ts timestamptz, paused timestamptz, slots float8[], at timestamptz, xid text) LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+BEGIN
+RETURN QUERY INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts, slots)
+VALUES ($1::text, $2::text, $3::int4, $4::float8 - $5::float8,
+	date_bin($6::float8 * interval '1 microsecond', coalesce($7::timestamptz, clock_timestamp()), $8::timestamptz),
+	array[$6::float8, 0, $4::float8 - $5::float8] || array_fill(0::float8, array[$9::int4 - 1]) || $5::float8)
+ON CONFLICT (name, key, shard) DO UPDATE
+SET value = $4::float8 - (r.slots[$9::int4 + 3] + $5::float8 - r.slots[4
+		+ least(greatest(greatest(round(tstzrange_subdiff(excluded.ts, r.ts) * 1000000), 0) / $6::float8 - r.slots[2], 0), $9::int4 - 1)::int4]),
+	ts = greatest(r.ts, excluded.ts),
+	slots = array[$6::float8, 0, $4::float8 - (r.slots[$9::int4 + 3] + $5::float8 - r.slots[4
+			+ least(greatest(greatest(round(tstzrange_subdiff(excluded.ts, r.ts) * 1000000), 0) / $6::float8 - r.slots[2], 0), $9::int4 - 1)::int4])]
+		|| (r.slots || array_fill(r.slots[$9::int4 + 3], array[$9::int4]))[
+			4 + least(greatest(greatest(round(tstzrange_subdiff(excluded.ts, r.ts) * 1000000), 0) / $6::float8 - r.slots[2], 0), $9::int4 - 1)::int4 :
+			$9::int4 + 2 + least(greatest(greatest(round(tstzrange_subdiff(excluded.ts, r.ts) * 1000000), 0) / $6::float8 - r.slots[2], 0), $9::int4 - 1)::int4]
+		|| (r.slots[$9::int4 + 3] + $5::float8)
+WHERE r.slots[1] = $6::float8 AND cardinality(r.slots) = $9::int4 + 3 AND r.slots[3] = r.value AND r.slots[4] <= 8 * $4::float8
+	AND date_bin($6::float8 * interval '1 microsecond', r.ts, $8::timestamptz) = r.ts
+	AND greatest(round(tstzrange_subdiff(excluded.ts, r.ts) * 1000000), 0) / $6::float8 - r.slots[2] >= 0
+	AND r.slots[4 + least(greatest(greatest(round(tstzrange_subdiff(excluded.ts, r.ts) * 1000000), 0) / $6::float8 - r.slots[2], 0), $9::int4 - 1)::int4]
+		> r.slots[$9::int4 + 3] + $5::float8 - $4::float8 - greatest(r.slots[$9::int4 + 3], $5::float8, $4::float8) * 1.4210854715202004e-14 + $10::float8
+	AND (r.paused IS NULL OR r.paused <= greatest(excluded.ts, $11::timestamptz))
+RETURNING value, ts, paused, slots,
 	clock_timestamp(), xmin::text;
 END
 $body$;
@@ -215,36 +281,43 @@ RETURNING value::int8, ts, ahead IS NOT NULL;
 END
 $body$;
 
--- The algebra: see package internal/bucket.
+-- The algebra: see package internal/bucket. d is the definition of a row, which is a shard's share.
 
--- The last tick of a row's clock.
-CREATE FUNCTION @schema@.rate_limit_tick(ts timestamptz, now timestamptz, tick float8) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $body$
-	SELECT greatest(ts, date_bin(tick * interval '1 microsecond', now, ts))
+-- Microseconds since 1970, as the functions of the catalog count them, and back.
+CREATE FUNCTION @schema@.rate_limit_micros(at timestamptz) RETURNS bigint LANGUAGE sql IMMUTABLE AS $body$
+	SELECT (extract(epoch FROM at) * 1000000)::int8
 $body$;
 
--- What is in a row at a tick.
-CREATE FUNCTION @schema@.rate_limit_settled(value float8, ts timestamptz, tick timestamptz, capacity float8, rate float8, period float8) RETURNS float8 LANGUAGE sql IMMUTABLE AS $body$
-	SELECT least(value + round(date_part('epoch', tick - ts) * 1000000) * rate / period, capacity)
+CREATE FUNCTION @schema@.rate_limit_at(micros float8) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $body$
+	SELECT '1970-01-01 00:00:00+00'::timestamptz + micros * interval '1 microsecond'
+$body$;
+
+-- A period in microseconds.
+CREATE FUNCTION @schema@.rate_limit_period(d @schema@.rate_limit_request) RETURNS float8 LANGUAGE sql IMMUTABLE AS $body$
+	SELECT extract(epoch FROM d.period)::float8 * 1000000
+$body$;
+
+-- The time from one tick of a row's clock to the next; one that does not end where ticks are
+-- not alike, which are edges of the calendar.
+CREATE FUNCTION @schema@.rate_limit_tick(d @schema@.rate_limit_request) RETURNS float8 LANGUAGE sql IMMUTABLE AS $body$
+	SELECT CASE WHEN d.kind = 'token bucket' THEN 1 WHEN d.every IS NOT NULL THEN 1e17 ELSE ceil(@schema@.rate_limit_period(d) / coalesce(d.slots, 1)) END
+$body$;
+
+-- The share of one shard.
+CREATE FUNCTION @schema@.rate_limit_shard(r @schema@.rate_limit_request) RETURNS @schema@.rate_limit_request LANGUAGE plpgsql IMMUTABLE AS $body$
+BEGIN
+	IF r.shards > 1 THEN
+		r.rate := r.rate / r.shards;
+		r.capacity := r.capacity / r.shards;
+		r.max_reserved := r.max_reserved / r.shards;
+	END IF;
+	RETURN r;
+END
 $body$;
 
 -- How far rounding may have moved a comparison.
 CREATE FUNCTION @schema@.rate_limit_slack(a float8, b float8, c float8) RETURNS float8 LANGUAGE sql IMMUTABLE AS $body$
 	SELECT greatest(abs(a), abs(b), abs(c)) * 1.4210854715202004e-14
-$body$;
-
--- When a row holds want tokens, of which count are to be taken.
-CREATE FUNCTION @schema@.rate_limit_enough(value float8, ts timestamptz, want float8, count float8, capacity float8, rate float8, period float8, bucket boolean)
-RETURNS timestamptz LANGUAGE plpgsql IMMUTABLE AS $body$
-DECLARE
-	missing float8 := want - value - @schema@.rate_limit_slack(value, count, capacity) / 2;
-BEGIN
-	RETURN CASE
-		WHEN missing <= 0 THEN ts
-		WHEN missing / rate * period > 12614400000000000 THEN ts + interval '3504000 hours'
-		WHEN bucket THEN ts + ceil(missing * period / rate) * interval '1 microsecond'
-		ELSE ts + ceil(missing / rate) * period * interval '1 microsecond'
-	END;
-END
 $body$;
 
 -- A hash of bytes: FNV-1a of 64 bits.
@@ -283,7 +356,55 @@ BEGIN
 END
 $body$;
 
--- An edge of a fixed window's fresh row, before every instant that it is asked about.
+-- An edge of a quota by the calendar.
+CREATE FUNCTION @schema@.rate_limit_edge(d @schema@.rate_limit_request, n bigint) RETURNS timestamptz LANGUAGE plpgsql IMMUTABLE AS $body$
+BEGIN
+	RETURN @schema@.rate_limit_at(@schema@.rate_limits_edge(d.every, d.zone, d.anchor, d."time", n));
+END
+$body$;
+
+-- The number of the last edge up to an instant: rate_limits_edges, which is planned for each call. And
+-- that edge, and the next one.
+CREATE FUNCTION @schema@.rate_limit_last_edge(d @schema@.rate_limit_request, at timestamptz, OUT n bigint, OUT last timestamptz, OUT next timestamptz) RETURNS record LANGUAGE plpgsql IMMUTABLE AS $body$
+DECLARE
+	day   date := at AT TIME ZONE 'UTC';
+	units float8 := coalesce(substring(d.every, '^[0-9]+')::int, 1) * CASE substring(d.every, '[a-z]') WHEN 'w' THEN 7 WHEN 'y' THEN 12 ELSE 1 END;
+BEGIN
+	n := floor(CASE WHEN d.every ~ 'day|week' THEN day - d.anchor ELSE 12 * (date_part('year', day) - date_part('year', d.anchor)) + date_part('month', day) - date_part('month', d.anchor) END / units);
+	last := @schema@.rate_limit_edge(d, n);
+	WHILE last > at LOOP
+		n := n - 1;
+		next := last;
+		last := @schema@.rate_limit_edge(d, n);
+	END LOOP;
+	WHILE next IS NULL OR next <= at LOOP
+		last := coalesce(next, last);
+		n := n + CASE WHEN next IS NULL THEN 0 ELSE 1 END;
+		next := @schema@.rate_limit_edge(d, n + 1);
+	END LOOP;
+END
+$body$;
+
+-- For how long after an edge a row stands on it: as long as time zones are apart, and of single days
+-- for summer time.
+CREATE FUNCTION @schema@.rate_limit_standing(d @schema@.rate_limit_request) RETURNS interval LANGUAGE sql IMMUTABLE AS $body$
+	SELECT CASE WHEN d.every ~ '^(1 )?days?$' THEN interval '3 hours' ELSE interval '26 hours' END
+$body$;
+
+-- The number of the edge that a row has had, as rate_limits_had, and the next one.
+CREATE FUNCTION @schema@.rate_limit_had_edge(d @schema@.rate_limit_request, ts timestamptz, OUT n bigint, OUT next timestamptz) RETURNS record LANGUAGE plpgsql IMMUTABLE AS $body$
+DECLARE
+	last timestamptz;
+BEGIN
+	SELECT e.n, e.last, e.next INTO n, last, next FROM @schema@.rate_limit_last_edge(d, ts) AS e;
+	IF ts - last > @schema@.rate_limit_standing(d) THEN
+		n := n + 1;
+		next := @schema@.rate_limit_edge(d, n + 1);
+	END IF;
+END
+$body$;
+
+-- An edge of a window's fresh row, or of its slots, before every instant that it is asked about.
 CREATE FUNCTION @schema@.rate_limit_origin(name text, key text, period float8, start timestamptz) RETURNS timestamptz LANGUAGE plpgsql IMMUTABLE AS $body$
 DECLARE
 	back numeric;
@@ -296,14 +417,634 @@ BEGIN
 END
 $body$;
 
--- A result: value and ts are settled.
-CREATE FUNCTION @schema@.rate_limit_told(r @schema@.rate_limit_request, ok boolean, value float8, ts timestamptz, paused timestamptz, instant timestamptz, retry_at timestamptz, period float8, bucket boolean)
-RETURNS @schema@.rate_limit_result LANGUAGE sql IMMUTABLE AS $body$
-	SELECT ROW(
-		ok, retry_at - instant, retry_at, value,
+CREATE FUNCTION @schema@.rate_limit_origin(d @schema@.rate_limit_request, now timestamptz) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $body$
+BEGIN
+	IF d.every IS NOT NULL THEN
+		RETURN (@schema@.rate_limit_last_edge(d, now)).last;
+	ELSIF d.kind = 'token bucket' THEN
+		RETURN now;
+	END IF;
+	RETURN @schema@.rate_limit_origin(d.name, d.key, CASE WHEN d.start IS NULL THEN @schema@.rate_limit_period(d) ELSE @schema@.rate_limit_tick(d) END, d.start);
+END
+$body$;
+
+-- The row of a key that has none: full.
+CREATE FUNCTION @schema@.rate_limit_fresh(d @schema@.rate_limit_request, now timestamptz) RETURNS @schema@.rate_limit_state LANGUAGE plpgsql STABLE AS $body$
+DECLARE
+	s @schema@.rate_limit_state := ROW(d.capacity, now, NULL, NULL);
+BEGIN
+	IF d.every IS NOT NULL THEN
+		s.ts := @schema@.rate_limit_origin(d, now);
+	ELSIF d.kind <> 'token bucket' THEN
+		s.ts := date_bin(@schema@.rate_limit_tick(d) * interval '1 microsecond', now, @schema@.rate_limit_origin(d, now));
+	END IF;
+	IF d.slots IS NOT NULL THEN
+		s.slots := array[@schema@.rate_limit_tick(d), 0, d.rate] || array_fill(0::float8, array[d.slots + 2]);
+	END IF;
+	RETURN s;
+END
+$body$;
+
+-- A row brought to an instant.
+CREATE FUNCTION @schema@.rate_limit_refilled(d @schema@.rate_limit_request, s @schema@.rate_limit_state, now timestamptz) RETURNS @schema@.rate_limit_state LANGUAGE plpgsql STABLE AS $body$
+DECLARE
+	had  record;
+	last record;
+	tick timestamptz;
+BEGIN
+	IF d.slots IS NOT NULL THEN
+		RETURN @schema@.rate_limit_slid(d, s, now);
+	ELSIF d.every IS NOT NULL THEN
+		had := @schema@.rate_limit_had_edge(d, s.ts);
+		IF had.next <= now THEN
+			last := @schema@.rate_limit_last_edge(d, now);
+			s.value := s.value + (last.n - had.n) * d.rate;
+			s.ts := last.last;
+		END IF;
+	ELSE
+		tick := greatest(s.ts, date_bin(@schema@.rate_limit_tick(d) * interval '1 microsecond', now, s.ts));
+		s.value := s.value + round(date_part('epoch', tick - s.ts) * 1000000) * d.rate / @schema@.rate_limit_period(d);
+		s.ts := tick;
+	END IF;
+	s.value := least(s.value, d.capacity);
+	RETURN s;
+END
+$body$;
+
+-- When a row, which is settled, has been refilled with n tokens; at the next tick for n = 0.
+CREATE FUNCTION @schema@.rate_limit_reach(d @schema@.rate_limit_request, ts timestamptz, n float8) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $body$
+DECLARE
+	period float8 := @schema@.rate_limit_period(d);
+	had    record;
+BEGIN
+	IF d.every IS NOT NULL AND n / d.rate * period <= 12614400000000000 THEN
+		had := @schema@.rate_limit_had_edge(d, ts);
+		RETURN CASE WHEN n <= d.rate THEN had.next ELSE @schema@.rate_limit_edge(d, had.n + ceil(n / d.rate)::int8) END;
+	END IF;
+	RETURN CASE
+		WHEN n / d.rate * period > 12614400000000000 THEN ts + interval '3504000 hours'
+		WHEN d.kind = 'fixed window' THEN ts + greatest(ceil(n / d.rate), 1) * period * interval '1 microsecond'
+		WHEN n = 0 THEN ts + @schema@.rate_limit_tick(d) * interval '1 microsecond'
+		ELSE ts + ceil(n * period / d.rate) * interval '1 microsecond'
+	END;
+END
+$body$;
+
+-- When a row, which is settled, holds want tokens, of which n are to be taken.
+CREATE FUNCTION @schema@.rate_limit_enough(d @schema@.rate_limit_request, s @schema@.rate_limit_state, want float8, n float8) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $body$
+DECLARE
+	missing float8 := want - s.value - @schema@.rate_limit_slack(s.value, n, d.capacity) / 2;
+BEGIN
+	RETURN CASE WHEN missing > 0 THEN @schema@.rate_limit_reach(d, s.ts, missing) ELSE s.ts END;
+END
+$body$;
+
+-- When n tokens can be taken from a settled row so that the floor is left.
+CREATE FUNCTION @schema@.rate_limit_ready(d @schema@.rate_limit_request, s @schema@.rate_limit_state, now timestamptz, n float8, floor float8) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $body$
+DECLARE
+	slack float8;
+	ready timestamptz;
+BEGIN
+	IF d.slots IS NULL THEN
+		RETURN @schema@.rate_limit_enough(d, s, n + floor, n);
+	END IF;
+	slack := @schema@.rate_limit_slack(s.slots[cardinality(s.slots)], n, d.rate) / 2;
+	ready := @schema@.rate_limit_slot(d, s, @schema@.rate_limit_first(s, n + greatest(0, floor), d.rate, slack, @schema@.rate_limit_unpaused(s, now)), floor);
+	IF s.paused > now AND ready > s.paused THEN
+		RETURN greatest(@schema@.rate_limit_slot(d, s, @schema@.rate_limit_first(s, n + greatest(0, floor), d.rate, slack, 0), floor), s.paused);
+	END IF;
+	RETURN ready;
+END
+$body$;
+
+-- The row after n tokens were taken from it so that the floor is left; NULL if it is short.
+CREATE FUNCTION @schema@.rate_limit_less(d @schema@.rate_limit_request, s @schema@.rate_limit_state, now timestamptz, n float8, floor float8) RETURNS @schema@.rate_limit_state LANGUAGE plpgsql STABLE AS $body$
+DECLARE
+	settled @schema@.rate_limit_state := @schema@.rate_limit_refilled(d, s, now);
+	later   bigint;
+BEGIN
+	IF d.slots IS NULL THEN
+		IF settled.value - n < floor - @schema@.rate_limit_slack(s.value, n, d.capacity) THEN
+			RETURN NULL;
+		END IF;
+		RETURN @schema@.rate_limit_spent(d, settled, n, 0);
+	ELSIF n > d.rate + @schema@.rate_limit_slack(n, d.rate, 0) THEN
+		RETURN NULL;
+	END IF;
+	later := @schema@.rate_limit_first(settled, n + greatest(0, floor), d.rate, @schema@.rate_limit_slack(settled.slots[cardinality(settled.slots)], n, d.rate),
+		@schema@.rate_limit_unpaused(settled, now));
+	IF settled.slots[2] + later > 0
+		AND @schema@.rate_limit_delayed(d, date_part('epoch', @schema@.rate_limit_slot(d, settled, later, 0) - now) * 1000000) > greatest(0, -floor) THEN
+		RETURN NULL;
+	END IF;
+	RETURN @schema@.rate_limit_spent(d, settled, n, later);
+END
+$body$;
+
+-- A settled row after n tokens were taken from it, in the slot that is so many after the newest.
+CREATE FUNCTION @schema@.rate_limit_spent(d @schema@.rate_limit_request, s @schema@.rate_limit_state, n float8, later bigint) RETURNS @schema@.rate_limit_state LANGUAGE plpgsql STABLE AS $body$
+BEGIN
+	IF d.slots IS NULL THEN
+		s.value := s.value - n;
+		RETURN s;
+	END IF;
+	s.slots := @schema@.rate_limit_moved(s.slots, later, s.slots[2] + later);
+	s.slots[d.slots + 5] := s.slots[d.slots + 5] + n;
+	RETURN @schema@.rate_limit_valued(d, s);
+END
+$body$;
+
+-- When the work may run for which n tokens were taken that left a row behind.
+CREATE FUNCTION @schema@.rate_limit_due(d @schema@.rate_limit_request, s @schema@.rate_limit_state, now timestamptz, n float8) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $body$
+BEGIN
+	RETURN greatest(now, s.paused, CASE
+		WHEN d.slots IS NOT NULL THEN CASE WHEN s.slots[2] > 0 THEN @schema@.rate_limit_slot(d, s, 0, 0) END
+		WHEN s.value < 0 - @schema@.rate_limit_slack(s.value, n, d.capacity) THEN @schema@.rate_limit_enough(d, s, 0, 0) END);
+END
+$body$;
+
+-- Sliding windows: a row has the length of a slot, how many slots the newest is after that of ts, the
+-- value, and the running totals: those before the oldest slot, before the next one, and so on.
+
+-- Such a row brought to an instant.
+CREATE FUNCTION @schema@.rate_limit_slid(d @schema@.rate_limit_request, s @schema@.rate_limit_state, now timestamptz) RETURNS @schema@.rate_limit_state LANGUAGE plpgsql STABLE AS $body$
+DECLARE
+	width  float8 := @schema@.rate_limit_tick(d);
+	tick   timestamptz;
+	passed float8;
+	base   float8;
+BEGIN
+	IF (cardinality(s.slots) = d.slots + 5 AND s.slots[1] = width AND abs(s.slots[3] - s.value) <= abs(s.value) * 1e-14) IS NOT TRUE THEN
+		s := @schema@.rate_limit_adopted(d, s);
+	END IF;
+	tick := greatest(s.ts, date_bin(width * interval '1 microsecond', now, s.ts));
+	passed := round(date_part('epoch', tick - s.ts) * 1000000) / width;
+	IF passed > 0 THEN
+		s.slots := @schema@.rate_limit_moved(s.slots, greatest(0, passed - s.slots[2])::int8, greatest(0, s.slots[2] - passed));
+	END IF;
+	s.ts := tick;
+	IF s.slots[4] > 8 * d.rate THEN -- totals grow with all that was ever given
+		base := s.slots[4];
+		FOR i IN 4 .. cardinality(s.slots) LOOP
+			s.slots[i] := s.slots[i] - base;
+		END LOOP;
+	END IF;
+	RETURN @schema@.rate_limit_valued(d, s);
+END
+$body$;
+
+-- A row with its value: the tokens in no slot, or if the newest is in the future the time until that.
+CREATE FUNCTION @schema@.rate_limit_valued(d @schema@.rate_limit_request, s @schema@.rate_limit_state) RETURNS @schema@.rate_limit_state LANGUAGE plpgsql STABLE AS $body$
+BEGIN
+	s.value := CASE WHEN s.slots[2] > 0 THEN -@schema@.rate_limit_delayed(d, s.slots[2] * s.slots[1]) ELSE d.rate - (s.slots[cardinality(s.slots)] - s.slots[4]) END;
+	s.slots[3] := s.value;
+	RETURN s;
+END
+$body$;
+
+-- A time in microseconds as the tokens that max_reserved counts.
+CREATE FUNCTION @schema@.rate_limit_delayed(d @schema@.rate_limit_request, micros float8) RETURNS float8 LANGUAGE sql IMMUTABLE AS $body$
+	SELECT round(micros) * d.rate / @schema@.rate_limit_period(d)
+$body$;
+
+-- When the slot begins that is so many after the newest; or how long before that a reservation may be
+-- taken that may leave the floor.
+CREATE FUNCTION @schema@.rate_limit_slot(d @schema@.rate_limit_request, s @schema@.rate_limit_state, later bigint, floor float8) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $body$
+DECLARE
+	ahead float8 := 0;
+BEGIN
+	IF floor < 0 THEN
+		IF s.slots[2] + later = 0 THEN
+			RETURN s.ts;
+		END IF;
+		ahead := trunc(least(-floor * @schema@.rate_limit_period(d) / d.rate, 12614400000000000));
+		WHILE @schema@.rate_limit_delayed(d, ahead) > -floor LOOP
+			ahead := ahead - 1;
+		END LOOP;
+		WHILE ahead < 12614400000000000 AND @schema@.rate_limit_delayed(d, ahead + 1) <= -floor LOOP
+			ahead := ahead + 1;
+		END LOOP;
+	END IF;
+	RETURN s.ts + ((s.slots[2] + later) * s.slots[1] - ahead) * interval '1 microsecond';
+END
+$body$;
+
+-- The totals when the newest slot is so many later.
+CREATE FUNCTION @schema@.rate_limit_moved(slots float8[], later bigint, ahead float8) RETURNS float8[] LANGUAGE plpgsql IMMUTABLE AS $body$
+DECLARE
+	size integer := cardinality(slots) - 3;
+	gone integer := least(later, size);
+BEGIN
+	RETURN array[slots[1], ahead, slots[3]] || (slots[4:] || array_fill(slots[size + 3], array[size]))[gone + 1 : gone + size];
+END
+$body$;
+
+-- How many slots after the newest is the first, not before from, in which n more fit.
+CREATE FUNCTION @schema@.rate_limit_first(s @schema@.rate_limit_state, n float8, most float8, slack float8, begins bigint) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $body$
+DECLARE
+	over   float8 := s.slots[cardinality(s.slots)] + n - most - slack;
+	low    integer := 0;
+	high   integer := cardinality(s.slots) - 4;
+	middle integer;
+BEGIN
+	WHILE low < high LOOP
+		middle := (low + high) / 2;
+		IF s.slots[middle + 4] > over THEN
+			high := middle;
+		ELSE
+			low := middle + 1;
+		END IF;
+	END LOOP;
+	RETURN greatest(begins, low);
+END
+$body$;
+
+-- How many slots after the newest begins the first one for a reservation.
+CREATE FUNCTION @schema@.rate_limit_unpaused(s @schema@.rate_limit_state, now timestamptz) RETURNS bigint LANGUAGE sql IMMUTABLE AS $body$
+	SELECT CASE WHEN s.paused > now THEN greatest(ceil(round(date_part('epoch', s.paused - s.ts) * 1000000 - s.slots[2] * s.slots[1]) / s.slots[1]), 0)::int8 ELSE 0 END
+$body$;
+
+-- A row that another definition has written in the slots of this one: tokens go to the slot in which
+-- theirs ends, and a value of another kind is the tokens left.
+CREATE FUNCTION @schema@.rate_limit_adopted(d @schema@.rate_limit_request, s @schema@.rate_limit_state) RETURNS @schema@.rate_limit_state LANGUAGE plpgsql STABLE AS $body$
+DECLARE
+	width  bigint := @schema@.rate_limit_tick(d);
+	ts     bigint := @schema@.rate_limit_micros(s.ts);
+	start  bigint := coalesce(@schema@.rate_limit_micros(d.start), ts);
+	first  bigint := ts - ((ts - start) % width + width) % width;
+	size   integer := d.slots + 5;
+	slots  float8[] := array[width, 0, 0] || array_fill(0::float8, array[d.slots + 2]);
+	last   integer := cardinality(s.slots);
+	place  bigint;
+	held   float8;
+BEGIN
+	s.ts := @schema@.rate_limit_at(first);
+	IF (last >= 6 AND s.slots[1] >= 1 AND abs(s.slots[3] - s.value) <= abs(s.value) * 1e-14) IS NOT TRUE THEN
+		slots[2] := floor((ts + least(ceil(greatest(-s.value, 0) * @schema@.rate_limit_period(d) / d.rate), 12614400000000000)::int8 - first)::numeric / width);
+		slots[size] := least(greatest(d.rate - s.value, 0), d.rate);
+	ELSE
+		slots[2] := floor((ts + ((s.slots[2] + 1) * s.slots[1])::int8 - 1 - first)::numeric / width);
+		FOR i IN 5 .. last LOOP
+			held := s.slots[i] - s.slots[i - 1];
+			place := floor((ts + ((s.slots[2] + 1 + i - last) * s.slots[1])::int8 - 1 - first)::numeric / width) - slots[2] + d.slots;
+			IF place >= 0 AND held > 0 THEN
+				FOR j IN place + 5 .. size LOOP
+					slots[j] := slots[j] + held;
+				END LOOP;
+			END IF;
+		END LOOP;
+	END IF;
+	s.slots := slots;
+	RETURN @schema@.rate_limit_valued(d, s);
+END
+$body$;
+
+-- Shards: see package internal/decide, spread.go.
+
+-- How many tokens to take from each of the rows, which are short if that is NULL.
+CREATE FUNCTION @schema@.rate_limit_spread(r @schema@.rate_limit_request, states @schema@.rate_limit_state[], now timestamptz, floor float8) RETURNS float8[] LANGUAGE plpgsql STABLE AS $body$
+DECLARE
+	n      integer := cardinality(states);
+	d      @schema@.rate_limit_request := @schema@.rate_limit_shard(r);
+	held   float8[];
+	counts float8[];
+	level  float8;
+	due    timestamptz;
+	best   timestamptz;
+	after  @schema@.rate_limit_state;
+BEGIN
+	IF n = 1 THEN
+		after := @schema@.rate_limit_less(d, states[1], now, r.count, floor);
+		RETURN CASE WHEN after.ts IS NOT NULL THEN array[r.count] END;
+	END IF;
+	held := ARRAY(SELECT (@schema@.rate_limit_refilled(d, s, now)).value FROM unnest(states) AS s);
+	IF floor > 0 AND (SELECT sum(v) FROM unnest(held) AS v) - r.count < floor - @schema@.rate_limit_slack(r.count, r.capacity, floor) THEN
+		RETURN NULL;
+	END IF;
+	counts := @schema@.rate_limit_drawn(r, held, 0);
+	IF counts IS NOT NULL OR floor >= 0 THEN
+		RETURN counts;
+	ELSIF d.slots IS NOT NULL THEN
+		FOR i IN 1 .. n LOOP
+			after := @schema@.rate_limit_less(d, states[i], now, r.count, floor / n);
+			due := @schema@.rate_limit_due(d, after, now, r.count);
+			IF after.ts IS NOT NULL AND (best IS NULL OR due < best) THEN
+				best := due;
+				counts := array_fill(0::float8, array[n]);
+				counts[i] := r.count;
+			END IF;
+		END LOOP;
+		RETURN counts;
+	END IF;
+	level := @schema@.rate_limit_level(r, held, floor / n);
+	FOR i IN 1 .. n LOOP
+		IF held[i] = (SELECT max(v) FROM unnest(held) AS v) AND held[i] - r.count >= greatest(floor / n - @schema@.rate_limit_slack(r.count, d.capacity, floor / n), 2 * level) THEN
+			counts := array_fill(0::float8, array[n]);
+			counts[i] := r.count;
+			RETURN counts;
+		END IF;
+	END LOOP;
+	RETURN @schema@.rate_limit_drawn(r, held, level);
+END
+$body$;
+
+-- The tokens of a request from the fullest of rows alone, or from the fullest first.
+CREATE FUNCTION @schema@.rate_limit_drawn(r @schema@.rate_limit_request, held float8[], floor float8) RETURNS float8[] LANGUAGE plpgsql IMMUTABLE AS $body$
+DECLARE
+	counts  float8[] := array_fill(0::float8, array[cardinality(held)]);
+	missing float8 := r.count;
+	taken   integer := 0;
+	it      record;
+BEGIN
+	FOR it IN SELECT u.i, u.v - floor AS have FROM unnest(held) WITH ORDINALITY AS u (v, i) ORDER BY u.v DESC, u.i LOOP
+		IF it.have >= missing - @schema@.rate_limit_slack(r.count, CASE WHEN taken = 0 THEN r.capacity / r.shards ELSE r.capacity END, floor) * (1 + taken / 64.0) THEN
+			counts[it.i] := missing;
+			RETURN counts;
+		END IF;
+		EXIT WHEN it.have <= 0;
+		counts[it.i] := it.have;
+		missing := missing - it.have;
+		taken := taken + 1;
+	END LOOP;
+	RETURN NULL;
+END
+$body$;
+
+-- The highest value, not below the floor, at which the rows together have the tokens above it.
+CREATE FUNCTION @schema@.rate_limit_level(r @schema@.rate_limit_request, held float8[], floor float8) RETURNS float8 LANGUAGE sql IMMUTABLE AS $body$
+	SELECT greatest(max(l.level), floor)
+	FROM (SELECT (sum(v) OVER (ORDER BY v DESC, i) - r.count) / row_number() OVER (ORDER BY v DESC, i) AS level FROM unnest(held) WITH ORDINALITY AS u (v, i)) AS l
+$body$;
+
+-- When rows that are short have enough. Several fill at different times, so it is searched for.
+CREATE FUNCTION @schema@.rate_limit_wait(r @schema@.rate_limit_request, states @schema@.rate_limit_state[], now timestamptz, floor float8) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $body$
+DECLARE
+	d      @schema@.rate_limit_request := @schema@.rate_limit_shard(r);
+	one    @schema@.rate_limit_state := @schema@.rate_limit_refilled(d, states[1], now);
+	s      @schema@.rate_limit_state;
+	likely timestamptz;
+	low    float8 := 0;
+	high   float8;
+	step   float8 := 1;
+BEGIN
+	IF cardinality(states) = 1 THEN
+		RETURN @schema@.rate_limit_ready(d, one, now, r.count, floor);
+	ELSIF d.slots IS NOT NULL THEN
+		FOREACH s IN ARRAY states LOOP
+			likely := greatest(likely, @schema@.rate_limit_ready(d, @schema@.rate_limit_refilled(d, s, now), now, r.count / r.shards, floor / r.shards));
+		END LOOP;
+	ELSE
+		FOREACH s IN ARRAY states[2:] LOOP
+			s := @schema@.rate_limit_refilled(d, s, now);
+			one.value := one.value + s.value;
+			one.ts := greatest(one.ts, s.ts);
+		END LOOP;
+		likely := @schema@.rate_limit_ready(r, @schema@.rate_limit_refilled(r, one, now), now, r.count, floor);
+	END IF;
+	high := greatest(round(date_part('epoch', likely - now) * 1000000), 1);
+	WHILE high < 9e15 AND @schema@.rate_limit_spread(r, states, now + high * interval '1 microsecond', floor) IS NULL LOOP
+		low := high;
+		high := high + step;
+		step := 2 * step;
+	END LOOP;
+	step := 1;
+	WHILE high - step > low AND @schema@.rate_limit_spread(r, states, now + (high - step) * interval '1 microsecond', floor) IS NOT NULL LOOP
+		high := high - step;
+		step := 2 * step;
+	END LOOP;
+	low := greatest(low, high - step);
+	WHILE high - low > 1 LOOP
+		step := trunc((low + high) / 2);
+		IF @schema@.rate_limit_spread(r, states, now + step * interval '1 microsecond', floor) IS NULL THEN
+			low := step;
+		ELSE
+			high := step;
+		END IF;
+	END LOOP;
+	RETURN now + high * interval '1 microsecond';
+END
+$body$;
+
+-- A result, of the rows of all shards that are known.
+CREATE FUNCTION @schema@.rate_limit_told(r @schema@.rate_limit_request, ok boolean, states @schema@.rate_limit_state[], instant timestamptz, retry_at timestamptz)
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql STABLE AS $body$
+DECLARE
+	d      @schema@.rate_limit_request := @schema@.rate_limit_shard(r);
+	s      @schema@.rate_limit_state;
+	value  float8 := 0;
+	paused timestamptz;
+	filled timestamptz;
+BEGIN
+	FOREACH s IN ARRAY states LOOP
+		s := @schema@.rate_limit_refilled(d, s, instant);
+		value := value + CASE WHEN d.slots IS NOT NULL AND s.slots[2] > 0
+			THEN -@schema@.rate_limit_delayed(d, date_part('epoch', @schema@.rate_limit_slot(d, s, 0, 0) - instant) * 1000000) ELSE s.value END;
+		paused := greatest(paused, s.paused);
+		s.paused := NULL;
+		filled := greatest(filled, @schema@.rate_limit_ready(d, s, s.ts, d.capacity, 0));
+	END LOOP;
+	RETURN ROW(ok, retry_at - instant, retry_at, value,
 		greatest(floor(value + @schema@.rate_limit_slack(value, 1, r.capacity)), 0)::int8, r.capacity,
-		greatest(greatest(@schema@.rate_limit_enough(value, ts, r.capacity, r.capacity, r.capacity, r.rate, period, bucket), paused) - instant, interval '0'),
-		CASE WHEN paused > instant THEN paused END, instant, r.name, r.key, false)::@schema@.rate_limit_result
+		greatest(greatest(filled, paused) - instant, interval '0'),
+		CASE WHEN paused > instant THEN paused END, instant, r.name, r.key, false)::@schema@.rate_limit_result;
+END
+$body$;
+
+-- The edges around now that a calendar's take receives, and beside each the first instant of a row
+-- that has had it: see calendar.go. They are by the clock that decides, so none are to spare.
+CREATE FUNCTION @schema@.rate_limit_edges(d @schema@.rate_limit_request, OUT edges timestamptz[], OUT had timestamptz[]) RETURNS record LANGUAGE plpgsql AS $body$
+DECLARE
+	now    record := @schema@.rate_limit_last_edge(d, clock_timestamp());
+	first  bigint := now.n - least(ceil(d.capacity / d.rate), 64)::int8;
+	before timestamptz := @schema@.rate_limit_edge(d, first - 1);
+	at     timestamptz;
+BEGIN
+	FOR n IN first .. now.n + 2 LOOP
+		at := CASE n WHEN now.n THEN now.last WHEN now.n + 1 THEN now.next ELSE @schema@.rate_limit_edge(d, n) END;
+		edges := edges || at;
+		had := had || least(before + @schema@.rate_limit_standing(d) + interval '1 microsecond', at);
+		before := at;
+	END LOOP;
+END
+$body$;
+
+-- Takes by the statement that Go sends, if the row has enough; ts is NULL if not, and the row
+-- is locked then. A reservation of a sliding window that must wait has none.
+CREATE FUNCTION @schema@.rate_limit_try(d @schema@.rate_limit_request, shard integer, floor float8, reserve boolean,
+	OUT value float8, OUT ts timestamptz, OUT paused timestamptz, OUT slots float8[], OUT at timestamptz) RETURNS record LANGUAGE plpgsql AS $body$
+DECLARE
+	over timestamptz := CASE WHEN reserve THEN 'infinity' END;
+	sent record;
+BEGIN
+	IF d.kind = 'token bucket' THEN
+		SELECT t.value, t.ts, t.paused, t.at INTO value, ts, paused, at
+			FROM @schema@.rate_limit_bucket_take(d.name, d.key, shard, d.capacity, d.count, NULL, d.rate, @schema@.rate_limit_period(d), floor, over) AS t;
+	ELSIF d.every IS NOT NULL THEN
+		sent := @schema@.rate_limit_edges(d);
+		SELECT t.value, t.ts, t.paused, t.at INTO value, ts, paused, at
+			FROM @schema@.rate_limit_calendar_take(d.name, d.key, shard, d.capacity, d.count, NULL, sent.edges, sent.had, d.rate, floor, over, '0300-01-01 00:00:00+00') AS t
+			WHERE t.ts > '0300-01-01 00:00:00+00';
+	ELSIF d.slots IS NULL THEN
+		SELECT t.value, t.ts, t.paused, t.at INTO value, ts, paused, at
+			FROM @schema@.rate_limit_window_take(d.name, d.key, shard, d.capacity, d.count, @schema@.rate_limit_period(d), NULL, @schema@.rate_limit_origin(d, NULL), d.rate, floor, over) AS t;
+	ELSIF NOT reserve THEN
+		SELECT t.value, t.ts, t.paused, t.slots, t.at INTO value, ts, paused, slots, at
+			FROM @schema@.rate_limit_slots_take(d.name, d.key, shard, d.rate, d.count, @schema@.rate_limit_tick(d), NULL, @schema@.rate_limit_origin(d, NULL), d.slots + 2, floor, over) AS t;
+	END IF;
+END
+$body$;
+
+-- The same of one of several shards, behind a savepoint: one that is short must not stay locked.
+CREATE FUNCTION @schema@.rate_limit_try_apart(d @schema@.rate_limit_request, shard integer, reserve boolean,
+	OUT value float8, OUT ts timestamptz, OUT paused timestamptz, OUT slots float8[], OUT at timestamptz) RETURNS record LANGUAGE plpgsql AS $body$
+BEGIN
+	SELECT t.value, t.ts, t.paused, t.slots, t.at INTO value, ts, paused, slots, at FROM @schema@.rate_limit_try(d, shard, 0, reserve) AS t;
+	IF ts IS NULL THEN
+		RAISE EXCEPTION USING ERRCODE = 'RL000';
+	END IF;
+EXCEPTION WHEN SQLSTATE 'RL000' THEN
+	NULL; -- it is as it was
+END
+$body$;
+
+-- Locks a row, which is made if it is missing, full.
+CREATE FUNCTION @schema@.rate_limit_locked(d @schema@.rate_limit_request, shard integer, OUT s @schema@.rate_limit_state, OUT ahead float8[], OUT at timestamptz) RETURNS record LANGUAGE plpgsql AS $body$
+DECLARE
+	l record;
+BEGIN
+	SELECT * INTO l FROM @schema@.rate_limit_touch(d.name, d.key, shard, d.capacity, @schema@.rate_limit_tick(d), NULL,
+		CASE WHEN d.kind = 'token bucket' THEN '2000-01-01 00:00:00+00' ELSE @schema@.rate_limit_origin(d, clock_timestamp()) END,
+		CASE WHEN d.slots IS NOT NULL THEN (@schema@.rate_limit_fresh(d, clock_timestamp())).slots END);
+	s := ROW(l.value, l.ts, l.paused, l.slots);
+	ahead := l.ahead;
+	at := l.at;
+END
+$body$;
+
+-- The rows of a limit's key as they are, without a lock.
+CREATE FUNCTION @schema@.rate_limit_seen(d @schema@.rate_limit_request, OUT states @schema@.rate_limit_state[], OUT at timestamptz) RETURNS record LANGUAGE plpgsql AS $body$
+DECLARE
+	l record;
+BEGIN
+	states[coalesce(d.shards, 1)] := NULL;
+	states[1] := NULL;
+	FOR l IN SELECT r.shard, ROW(r.value, r.ts, r.paused, r.slots)::@schema@.rate_limit_state AS s FROM @schema@.rate_limits AS r
+		WHERE r.name = d.name AND r.key = d.key AND r.shard < cardinality(states) LOOP
+		states[l.shard + 1] := l.s;
+	END LOOP;
+	at := clock_timestamp();
+	FOR i IN 1 .. cardinality(states) LOOP
+		IF (states[i]).ts IS NULL THEN
+			states[i] := @schema@.rate_limit_fresh(d, at);
+		END IF;
+	END LOOP;
+END
+$body$;
+
+-- What a request would get of rows, and when it may run, or may be asked again.
+CREATE FUNCTION @schema@.rate_limit_found(r @schema@.rate_limit_request, states @schema@.rate_limit_state[], now timestamptz, floor float8, reserve boolean,
+	OUT ok boolean, OUT counts float8[], OUT due timestamptz) RETURNS record LANGUAGE plpgsql STABLE AS $body$
+DECLARE
+	d       @schema@.rate_limit_request := @schema@.rate_limit_shard(r);
+	lowest  float8 := @schema@.rate_limit_lowest(r, floor);
+	fullest integer := @schema@.rate_limit_fullest(r, states, now);
+	after   @schema@.rate_limit_state;
+	paused  timestamptz;
+BEGIN
+	IF NOT reserve THEN
+		FOR i IN 1 .. cardinality(states) LOOP
+			paused := greatest(paused, (states[i]).paused);
+			states[i].paused := NULL;
+		END LOOP;
+	END IF;
+	counts := @schema@.rate_limit_spread(r, states, now, floor);
+	ok := counts IS NOT NULL;
+	IF ok THEN
+		due := now;
+		FOR i IN 1 .. cardinality(states) LOOP
+			CONTINUE WHEN counts[i] = 0 AND i <> fullest;
+			after := @schema@.rate_limit_less(d, states[i], now, counts[i], lowest);
+			IF after.ts IS NULL THEN -- but for a rounding error
+				after := @schema@.rate_limit_spent(d, @schema@.rate_limit_refilled(d, states[i], now), counts[i], 0);
+			END IF;
+			due := greatest(due, @schema@.rate_limit_due(d, after, now, r.count));
+		END LOOP;
+	ELSE
+		due := @schema@.rate_limit_wait(r, states, now, floor);
+	END IF;
+	IF paused > now THEN
+		ok := false;
+		due := greatest(due, paused);
+	END IF;
+END
+$body$;
+
+-- The lowest value that a request may leave behind in one of its rows.
+CREATE FUNCTION @schema@.rate_limit_lowest(r @schema@.rate_limit_request, floor float8) RETURNS float8 LANGUAGE sql IMMUTABLE AS $body$
+	SELECT CASE WHEN r.shards > 1 THEN least(floor, 0) / r.shards ELSE floor END
+$body$;
+
+-- The row that a count of 0 is taken from; 0 for other counts.
+CREATE FUNCTION @schema@.rate_limit_fullest(r @schema@.rate_limit_request, states @schema@.rate_limit_state[], now timestamptz) RETURNS integer LANGUAGE plpgsql STABLE AS $body$
+BEGIN
+	IF r.count > 0 OR cardinality(states) = 1 THEN
+		RETURN CASE WHEN r.count > 0 THEN 0 ELSE 1 END;
+	END IF;
+	RETURN (SELECT u.i FROM unnest(states) WITH ORDINALITY AS u (value, ts, paused, slots, i)
+		ORDER BY (@schema@.rate_limit_refilled(@schema@.rate_limit_shard(r), ROW(u.value, u.ts, u.paused, u.slots), now)).value DESC, u.i LIMIT 1);
+END
+$body$;
+
+-- When a taking at now counts that left a row behind, which is within its tick; and when it is due. If
+-- that is later it counts then.
+CREATE FUNCTION @schema@.rate_limit_counted(d @schema@.rate_limit_request, s @schema@.rate_limit_state, n float8, INOUT at timestamptz, OUT due timestamptz) RETURNS record LANGUAGE plpgsql STABLE AS $body$
+DECLARE
+	now timestamptz := least(at, @schema@.rate_limit_reach(d, s.ts, 0) - interval '1 microsecond');
+BEGIN
+	at := greatest(now, s.ts);
+	due := @schema@.rate_limit_due(d, @schema@.rate_limit_refilled(d, s, at), at, n);
+	IF at > now AND (due > at OR s.paused > now) THEN
+		at := now;
+	END IF;
+END
+$body$;
+
+-- Takes counts from rows, which it locks in their order; ok is false if one is short by then.
+CREATE FUNCTION @schema@.rate_limit_taken(r @schema@.rate_limit_request, counts float8[], floor float8, reserve boolean, INOUT states @schema@.rate_limit_state[],
+	OUT ok boolean, OUT at timestamptz, OUT due timestamptz) RETURNS record LANGUAGE plpgsql AS $body$
+DECLARE
+	d       @schema@.rate_limit_request := @schema@.rate_limit_shard(r);
+	lowest  float8 := @schema@.rate_limit_lowest(r, floor);
+	fullest integer := @schema@.rate_limit_fullest(r, states, clock_timestamp());
+	l       record;
+	after   @schema@.rate_limit_state;
+	counted record;
+BEGIN
+	ok := false;
+	FOR i IN 1 .. cardinality(states) LOOP
+		CONTINUE WHEN counts[i] = 0 AND i <> fullest;
+		l := @schema@.rate_limit_locked(d, i - 1);
+		IF NOT reserve AND (l.s).paused > l.at THEN
+			RETURN;
+		END IF;
+		after := @schema@.rate_limit_less(d, l.s, l.at, counts[i], lowest);
+		IF after.ts IS NULL AND r.shards > 1 THEN -- several rows may miss a rounding error more than one
+			after := @schema@.rate_limit_refilled(d, l.s, l.at);
+			IF after.value - counts[i] < lowest - 2 * @schema@.rate_limit_slack(r.count, r.capacity, floor) THEN
+				RETURN;
+			END IF;
+			after := @schema@.rate_limit_spent(d, after, counts[i], 0);
+		ELSIF after.ts IS NULL THEN
+			RETURN;
+		END IF;
+		PERFORM @schema@.rate_limit_put(d.name, d.key, i - 1, after.value, after.ts, after.paused, CASE WHEN d.slots IS NOT NULL THEN after.slots END);
+		states[i] := after;
+		counted := @schema@.rate_limit_counted(d, after, r.count, l.at);
+		at := greatest(at, counted.at);
+		due := greatest(due, counted.due);
+	END LOOP;
+	ok := true;
+END
 $body$;
 
 -- What is wrong with a request; NULL when nothing is. NaN is greater than every other number.
@@ -314,7 +1055,7 @@ BEGIN
 	RETURN CASE
 		WHEN r.name IS NULL OR octet_length(r.name) NOT BETWEEN 1 AND 255 THEN 'name: must have from 1 to 255 bytes'
 		WHEN r.key IS NULL OR octet_length(r.key) > 2048 THEN 'key: must have at most 2048 bytes'
-		WHEN r.kind IS NULL OR r.kind NOT IN ('token bucket', 'fixed window') THEN format('kind %L: must be token bucket or fixed window', r.kind)
+		WHEN r.kind IS NULL OR r.kind NOT IN ('token bucket', 'fixed window') AND r.slots IS NULL THEN format('kind %L: must be token bucket or fixed window', r.kind)
 		WHEN r.rate IS NULL OR r.rate NOT BETWEEN 1e-15 AND 1e12 THEN format('rate %s: must be from 1e-15 to 1e12', r.rate)
 		WHEN r.period IS NULL OR micros NOT BETWEEN 1 AND 3153600000000000 OR date_part('year', r.period) <> 0 OR date_part('month', r.period) <> 0
 			THEN format('period %s: must be positive, without months, and at most 36500 days', r.period)
@@ -325,6 +1066,8 @@ BEGIN
 			THEN format('max_reserved %s: must be 0 for none, from 1e-15 to 1e12, or Infinity', r.max_reserved)
 		WHEN r.start IS NOT NULL AND r.kind = 'token bucket' THEN 'start: a token bucket has none'
 		WHEN r.start < '0001-01-01 00:00:00+00' OR r.start >= '10000-01-01 00:00:00+00' THEN 'start: must be in the years 1 to 9999'
+		WHEN r.shards > CASE WHEN r.capacity = 0 THEN r.max_reserved ELSE coalesce(r.capacity, r.rate) END AND r.shards > 1
+			THEN format('shards %s: must have a token each', r.shards)
 		WHEN r.count IS NULL OR r.count NOT BETWEEN 0 AND 1e12 THEN format('count %s: must be from 0 to 1e12', r.count)
 		WHEN r.above NOT BETWEEN 0 AND 1 THEN format('above %s: must be a share of the capacity, from 0 to 1', r.above)
 	END;
@@ -348,38 +1091,29 @@ BEGIN
 END
 $body$;
 
--- All verbs, of one limit.
-CREATE FUNCTION @schema@.rate_limit_call(verb text, r @schema@.rate_limit_request, used float8)
+-- Takes, or looks, for one limit.
+CREATE FUNCTION @schema@.rate_limit_call(verb text, r @schema@.rate_limit_request)
 RETURNS @schema@.rate_limit_result LANGUAGE plpgsql AS $body$
 DECLARE
-	bucket  boolean := r.kind = 'token bucket';
 	reserve boolean := verb IN ('reserve', 'check reserve');
-	micros  float8 := extract(epoch FROM r.period) * 1000000;
-	tick    float8 := CASE WHEN bucket THEN 1 ELSE micros END;
-	lowest  float8;
+	d       @schema@.rate_limit_request;
+	floor   float8;
 	most    float8;
-	give    float8 := 0;
-	origin  timestamptz;
-	over    timestamptz;
 	now     timestamptz;
-	instant timestamptz;
-	due     timestamptz;
-	settled float8;
-	ts      timestamptz;
-	ok      boolean;
-	took    record;
+	shard   integer;
+	states  @schema@.rate_limit_state[];
 	seen    record;
+	found   record;
+	took    record;
+	counted record;
 BEGIN
 	r := @schema@.rate_limit_sound(verb, r);
-	IF verb = 'settle' AND (used IS NULL OR used NOT BETWEEN 0 AND 1e12) THEN
-		RAISE EXCEPTION 'rate limit %: used %: must be from 0 to 1e12', quote_literal(r.name), used USING ERRCODE = 'invalid_parameter_value';
-	END IF;
-	lowest := r.above * r.capacity;
+	floor := r.above * r.capacity;
 	IF reserve THEN
-		lowest := 0 - least(coalesce(r.max_reserved, 'Infinity'), r.rate * 3153600000000000 / micros);
+		floor := 0 - least(coalesce(r.max_reserved, 'Infinity'), r.rate * 3153600000000000 / @schema@.rate_limit_period(r));
 	END IF;
-	most := r.capacity - lowest;
-	IF verb IN ('allow', 'reserve', 'check', 'check reserve') AND r.count > most + @schema@.rate_limit_slack(r.count, most, 0) / 2 THEN
+	most := r.capacity - CASE WHEN r.slots IS NULL THEN floor ELSE greatest(floor, 0) END;
+	IF r.count > most + @schema@.rate_limit_slack(r.count, most, 0) / 2 THEN
 		IF r.mode = 'shadow' THEN
 			now := clock_timestamp();
 			RETURN ROW(false, interval '876000 hours', now + interval '876000 hours', 0, 0, r.capacity, interval '0', NULL, now, r.name, r.key, false)::@schema@.rate_limit_result;
@@ -387,90 +1121,154 @@ BEGIN
 		RAISE EXCEPTION 'rate limit %: % tokens can never be granted at once, at most % can', quote_literal(r.name), r.count, most
 			USING ERRCODE = 'numeric_value_out_of_range';
 	END IF;
-	IF NOT bucket THEN
-		origin := @schema@.rate_limit_origin(r.name, r.key, micros, r.start);
+	d := @schema@.rate_limit_shard(r);
+	IF reserve AND r.shards > 1 AND r.count > d.rate AND d.slots IS NOT NULL THEN
+		RAISE EXCEPTION 'rate limit %: count %: a reservation from several shards of a sliding window is left to the library in Go', quote_literal(r.name), r.count
+			USING ERRCODE = 'feature_not_supported';
 	END IF;
 
-	IF verb IN ('credit', 'settle') THEN
-		give := CASE WHEN verb = 'credit' THEN r.count ELSE greatest(r.count - used, 0) END;
-		most := CASE WHEN verb = 'credit' THEN r.capacity ELSE 1.7976931348623157e308 END;
-		IF bucket THEN
-			SELECT * INTO took FROM @schema@.rate_limit_bucket_give(r.name, r.key, 0, r.capacity, give, NULL, r.rate, micros, most, 0, NULL);
-		ELSE
-			SELECT * INTO took FROM @schema@.rate_limit_window_give(r.name, r.key, 0, r.capacity, give, micros, NULL, origin, most, 0, NULL);
+	-- The row itself grants, or one of two shards. When it does not it is looked at, and tells what to
+	-- answer or, since the row is not as its definition writes it, what to take.
+	SELECT NULL::timestamptz AS ts INTO took;
+	IF verb IN ('allow', 'reserve') AND (r.shards > 1) IS NOT TRUE THEN
+		took := @schema@.rate_limit_try(d, 0, floor, reserve);
+	ELSIF verb IN ('allow', 'reserve') AND floor <= 0 AND r.count BETWEEN 1e-15 AND d.capacity THEN
+		shard := floor(random() * r.shards);
+		took := @schema@.rate_limit_try_apart(d, shard, reserve);
+		IF took.ts IS NULL THEN
+			took := @schema@.rate_limit_try_apart(d, (shard + 1 + floor(random() * (r.shards - 1))::int) % r.shards, reserve);
 		END IF;
-		ts := @schema@.rate_limit_tick(took.ts, took.at, tick);
-		settled := @schema@.rate_limit_settled(took.value, took.ts, ts, r.capacity, r.rate, micros);
-		IF verb = 'settle' AND used > r.count THEN
-			settled := greatest(settled, took.value) - (used - r.count); -- more than the capacity, of another definition, stays
-			PERFORM @schema@.rate_limit_put(r.name, r.key, 0, settled, ts, took.paused, NULL);
-			settled := least(settled, r.capacity);
-		END IF;
-		ok := settled >= 0 - @schema@.rate_limit_slack(settled, 0, r.capacity);
-		due := CASE WHEN ok THEN took.at ELSE @schema@.rate_limit_enough(settled, ts, 0, 0, r.capacity, r.rate, micros, bucket) END;
-		RETURN @schema@.rate_limit_told(r, verb = 'settle' OR ok AND (took.paused > took.at) IS NOT TRUE, settled, ts, took.paused, took.at,
-			CASE WHEN took.paused > took.at THEN greatest(due, took.paused) ELSE due END, micros, bucket);
 	END IF;
-
-	-- The row itself grants. When it does not it is looked at, and tells what to answer or,
-	-- since it is locked by now, what to take: its edges may be its own, or a pause is over.
+	IF took.ts IS NOT NULL THEN
+		states := array[ROW(took.value, took.ts, took.paused, took.slots)::@schema@.rate_limit_state];
+		counted := @schema@.rate_limit_counted(d, states[1], r.count, took.at);
+		-- To read the other shards would make transactions that are SERIALIZABLE fail.
+		IF r.shards > 1 AND current_setting('transaction_isolation') <> 'serializable' THEN
+			states := (@schema@.rate_limit_seen(d)).states;
+		END IF;
+		RETURN @schema@.rate_limit_told(r, true, states, counted.at, counted.due);
+	END IF;
 	FOR round IN 1 .. 8 LOOP
-		IF verb IN ('allow', 'reserve') THEN
-			IF bucket THEN
-				SELECT * INTO took FROM @schema@.rate_limit_bucket_take(r.name, r.key, 0, r.capacity, r.count, NULL, r.rate, micros, lowest,
-					CASE WHEN reserve THEN 'infinity' ELSE over END);
-			ELSE
-				SELECT * INTO took FROM @schema@.rate_limit_window_take(r.name, r.key, 0, r.capacity, r.count, micros, NULL, origin, r.rate, lowest,
-					CASE WHEN reserve THEN 'infinity' ELSE over END);
-			END IF;
-			IF FOUND THEN
-				now := least(took.at, took.ts + (tick - 1) * interval '1 microsecond');
-				instant := greatest(now, took.ts);
-				due := greatest(instant, took.paused);
-				IF took.value < 0 - @schema@.rate_limit_slack(took.value, r.count, r.capacity) THEN
-					due := greatest(due, @schema@.rate_limit_enough(took.value, took.ts, 0, 0, r.capacity, r.rate, micros, bucket));
-				END IF;
-				IF instant > now AND (due > instant OR took.paused > now) THEN
-					instant := now;
-				END IF;
-				ts := @schema@.rate_limit_tick(took.ts, instant, tick);
-				RETURN @schema@.rate_limit_told(r, true, @schema@.rate_limit_settled(took.value, took.ts, ts, r.capacity, r.rate, micros), ts, took.paused, instant, due, micros, bucket);
-			END IF;
-		END IF;
-		SELECT l.value, l.ts, l.paused, clock_timestamp() AS at INTO seen FROM @schema@.rate_limits AS l WHERE l.name = r.name AND l.key = r.key AND l.shard = 0;
-		IF NOT FOUND THEN
-			now := clock_timestamp();
-			SELECT r.capacity AS value, CASE WHEN bucket THEN now ELSE date_bin(tick * interval '1 microsecond', now, origin) END AS ts,
-				NULL::timestamptz AS paused, now AS at INTO seen;
-		END IF;
-		now := seen.at;
-		ts := @schema@.rate_limit_tick(seen.ts, now, tick);
-		settled := @schema@.rate_limit_settled(seen.value, seen.ts, ts, r.capacity, r.rate, micros);
-		ok := settled - r.count >= lowest - @schema@.rate_limit_slack(seen.value, r.count, r.capacity);
-		IF ok THEN
-			due := now;
-			IF reserve THEN
-				due := greatest(due, seen.paused);
-			END IF;
-			IF settled - r.count < 0 - @schema@.rate_limit_slack(settled - r.count, r.count, r.capacity) THEN
-				due := greatest(due, @schema@.rate_limit_enough(settled - r.count, ts, 0, 0, r.capacity, r.rate, micros, bucket));
-			END IF;
+		seen := @schema@.rate_limit_seen(d);
+		found := @schema@.rate_limit_found(r, seen.states, seen.at, floor, reserve);
+		IF NOT found.ok OR verb IN ('check', 'check reserve') THEN
+			RETURN @schema@.rate_limit_told(r, found.ok, seen.states, seen.at, found.due);
+		ELSIF (r.shards > 1) IS NOT TRUE THEN
+			took := @schema@.rate_limit_taken(r, found.counts, floor, reserve, seen.states);
 		ELSE
-			due := @schema@.rate_limit_enough(settled, ts, r.count + lowest, r.count, r.capacity, r.rate, micros, bucket);
+			BEGIN
+				took := @schema@.rate_limit_taken(r, found.counts, floor, reserve, seen.states);
+				IF NOT took.ok THEN
+					RAISE EXCEPTION USING ERRCODE = 'RL000';
+				END IF;
+			EXCEPTION WHEN SQLSTATE 'RL000' THEN
+				took.ok := false; -- they are as they were
+			END;
 		END IF;
-		IF NOT reserve AND seen.paused > now THEN
-			ok := false;
-			due := greatest(due, seen.paused);
+		IF took.ok THEN
+			RETURN @schema@.rate_limit_told(r, true, took.states, took.at, took.due);
 		END IF;
-		EXIT WHEN NOT ok OR verb IN ('check', 'check reserve');
-		over := now;
-		origin := seen.ts;
 	END LOOP;
-	IF verb IN ('allow', 'reserve') THEN -- when others were faster each time, it is worth asking again at once
-		due := CASE WHEN ok THEN greatest(due, now + interval '1 microsecond') ELSE due END;
-		ok := false;
+	-- Others were faster each time: it is worth asking again at once.
+	RETURN @schema@.rate_limit_told(r, false, seen.states, seen.at, greatest(found.due, seen.at + interval '1 microsecond'));
+END
+$body$;
+
+-- Gives tokens back, or takes used ones in their place: those of a sliding window out of the slot of
+-- the instant at which they were taken, or if that is not told out of the oldest.
+CREATE FUNCTION @schema@.rate_limit_back(verb text, r @schema@.rate_limit_request, used float8, taken_at timestamptz)
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql AS $body$
+DECLARE
+	credit boolean := verb = 'credit';
+	give   float8 := r.count;
+	spend  float8 := 0;
+	d      @schema@.rate_limit_request;
+	seen   record;
+	held   float8[];
+	l      record;
+	s      @schema@.rate_limit_state;
+	found  record;
+BEGIN
+	r := @schema@.rate_limit_sound(verb, r);
+	IF NOT credit AND (used IS NULL OR used NOT BETWEEN 0 AND 1e12) THEN
+		RAISE EXCEPTION 'rate limit %: used %: must be from 0 to 1e12', quote_literal(r.name), used USING ERRCODE = 'invalid_parameter_value';
+	ELSIF NOT credit THEN
+		give := greatest(r.count - used, 0);
+		spend := greatest(used - r.count, 0);
 	END IF;
-	RETURN @schema@.rate_limit_told(r, ok, settled, ts, seen.paused, now, due, micros, bucket);
+	d := @schema@.rate_limit_shard(r);
+	r.count := CASE WHEN spend > 0 THEN spend ELSE give END;
+	SELECT array[r.count] AS counts INTO found;
+	SELECT array[NULL::@schema@.rate_limit_state] AS states, clock_timestamp() AS at INTO seen;
+	IF r.shards > 1 THEN
+		seen := @schema@.rate_limit_seen(d);
+		held := ARRAY(SELECT (@schema@.rate_limit_refilled(d, u, seen.at)).value FROM unnest(seen.states) AS u);
+		IF spend = 0 THEN -- to the emptiest first
+			held := ARRAY(SELECT d.capacity - v FROM unnest(held) AS v);
+			r.count := least(r.count, (SELECT sum(greatest(v, 0)) FROM unnest(held) AS v));
+			found.counts := coalesce(@schema@.rate_limit_drawn(r, held, @schema@.rate_limit_level(r, held, 0)), array_fill(0::float8, array[r.shards]));
+		ELSE -- so that all are left with as much
+			found.counts := ARRAY(SELECT greatest(0, v - @schema@.rate_limit_level(r, held, '-Infinity')) FROM unnest(held) AS v);
+		END IF;
+	END IF;
+	FOR i IN 1 .. cardinality(seen.states) LOOP
+		CONTINUE WHEN found.counts[i] = 0 AND r.shards > 1;
+		IF spend > 0 OR d.slots IS NOT NULL THEN
+			l := @schema@.rate_limit_locked(d, i - 1);
+			s := @schema@.rate_limit_refilled(d, l.s, l.at);
+			IF spend > 0 THEN
+				s.value := greatest(s.value, (l.s).value); -- more than the capacity, of another definition, stays
+				s := @schema@.rate_limit_spent(d, s, found.counts[i], 0);
+			ELSE
+				s := @schema@.rate_limit_unslotted(d, s, found.counts[i], l.ahead, l.at, CASE WHEN NOT credit THEN taken_at END);
+			END IF;
+			PERFORM @schema@.rate_limit_put(d.name, d.key, i - 1, s.value, s.ts, s.paused, CASE WHEN d.slots IS NOT NULL THEN s.slots END);
+		ELSE
+			IF d.kind = 'token bucket' THEN
+				SELECT * INTO l FROM @schema@.rate_limit_bucket_give(d.name, d.key, i - 1, d.capacity, found.counts[i], NULL, d.rate, @schema@.rate_limit_period(d),
+					CASE WHEN credit OR r.shards > 1 THEN d.capacity ELSE 1.7976931348623157e308 END, 0, NULL);
+			ELSE
+				SELECT * INTO l FROM @schema@.rate_limit_window_give(d.name, d.key, i - 1, d.capacity, found.counts[i], @schema@.rate_limit_period(d), NULL, @schema@.rate_limit_origin(d, clock_timestamp()),
+					CASE WHEN credit OR r.shards > 1 THEN d.capacity ELSE 1.7976931348623157e308 END, 0, NULL);
+			END IF;
+			s := ROW(l.value, l.ts, l.paused, l.slots);
+		END IF;
+		seen.states[i] := s;
+		seen.at := greatest(seen.at, l.at);
+	END LOOP;
+	r.count := 0;
+	found := @schema@.rate_limit_found(r, seen.states, seen.at, 0, false);
+	RETURN @schema@.rate_limit_told(r, NOT credit OR found.ok, seen.states, seen.at, found.due);
+END
+$body$;
+
+-- A settled row of a sliding window with n tokens less in its slots.
+CREATE FUNCTION @schema@.rate_limit_unslotted(d @schema@.rate_limit_request, s @schema@.rate_limit_state, n float8, ahead float8[], now timestamptz, taken_at timestamptz) RETURNS @schema@.rate_limit_state LANGUAGE plpgsql STABLE AS $body$
+DECLARE
+	last  integer := d.slots + 5;
+	until timestamptz := '2000-01-01 00:00:00+00'::timestamptz + ahead[2] * interval '1 second';
+	base  float8;
+	slot  bigint;
+BEGIN
+	IF taken_at IS NOT NULL THEN
+		slot := floor(date_part('epoch', taken_at - @schema@.rate_limit_slot(d, s, -d.slots, 0)) * 1000000 / s.slots[1]);
+		IF slot BETWEEN 0 AND d.slots THEN
+			n := least(n, s.slots[slot + 5] - s.slots[slot + 4]);
+			FOR i IN slot + 5 .. last LOOP
+				s.slots[i] := greatest(s.slots[i] - n, s.slots[i - 1]); -- rounding must not turn them around
+			END LOOP;
+		END IF;
+		RETURN @schema@.rate_limit_valued(d, s);
+	END IF;
+	IF ahead[1] > 0 AND until > now THEN -- the slot in which what is out ends keeps as much
+		slot := greatest(trunc(date_part('epoch', @schema@.rate_limit_slot(d, s, 1, 0) - until) * 1000000 / s.slots[1]), 0);
+		n := least(n, greatest(0, s.slots[greatest(last - slot, 4)] - s.slots[4] - ahead[1]));
+	END IF;
+	base := least(s.slots[4] + n, s.slots[last]);
+	FOR i IN 4 .. last LOOP
+		s.slots[i] := greatest(s.slots[i], base);
+	END LOOP;
+	RETURN @schema@.rate_limit_valued(d, s);
 END
 $body$;
 
@@ -493,9 +1291,11 @@ BEGIN
 		asked := asked || @schema@.rate_limit_sound(verb, r);
 	END LOOP;
 	asked := ARRAY(
-		SELECT ROW(a.name, a.key, sum(a.count), a.rate, a.period, a.capacity, a.max_reserved, a.kind, a.start, max(a.above), a.mode, a.refused_until)::@schema@.rate_limit_request
-		FROM unnest(asked) AS a GROUP BY a.name, a.key, a.rate, a.period, a.capacity, a.max_reserved, a.kind, a.start, a.mode, a.refused_until
-		ORDER BY a.name COLLATE "C", a.key COLLATE "C");
+		SELECT ROW(a.name, a.key, sum(a.count), a.rate, a.period, a.capacity, a.max_reserved, a.kind, a.start, max(a.above), a.mode, a.refused_until,
+			a.shards, a.slots, a.every, a.zone, a.anchor, a."time")::@schema@.rate_limit_request
+		FROM unnest(asked) AS a GROUP BY a.name, a.key, a.rate, a.period, a.capacity, a.max_reserved, a.kind, a.start, a.mode, a.refused_until,
+			a.shards, a.slots, a.every, a.zone, a.anchor, a."time"
+		ORDER BY coalesce(a.shards, 1) > 1, a.name COLLATE "C", a.key COLLATE "C");
 	FOR i IN 2 .. cardinality(asked) LOOP
 		IF (asked[i]).name = (asked[i - 1]).name AND (asked[i]).key = (asked[i - 1]).key THEN
 			RAISE EXCEPTION 'rate limit %: has two definitions in one call', quote_literal((asked[i]).name) USING ERRCODE = 'invalid_parameter_value';
@@ -505,23 +1305,59 @@ BEGIN
 END
 $body$;
 
--- Several limits, of which all take or none does. Each row is read as it is locked, so that
--- what was taken in vain can be put back as it was, without a savepoint, behind which
--- strangers would fail under SERIALIZABLE. Those in mode shadow refuse nothing.
+-- Takes from limits, or looks at them, up to the first that refuses, if it takes; those in mode shadow
+-- refuse nothing. Each row is read as it is locked, so that what was taken in vain can be put back as it
+-- was, without a savepoint, behind which strangers would fail under SERIALIZABLE; taken is those rows.
+CREATE FUNCTION @schema@.rate_limit_each(verb text, asked @schema@.rate_limit_request[], OUT worst @schema@.rate_limit_result, OUT taken @schema@.rate_limits[]) RETURNS record LANGUAGE plpgsql AS $body$
+DECLARE
+	takes    boolean := verb IN ('allow', 'reserve');
+	r        @schema@.rate_limit_request;
+	answer   @schema@.rate_limit_result;
+	shadow   @schema@.rate_limit_result; -- of those that cannot refuse
+	shadowed boolean := false;
+	l        @schema@.rate_limits;
+	held     record;
+BEGIN
+	FOREACH r IN ARRAY asked LOOP
+		IF takes AND cardinality(asked) > 1 AND (r.shards > 1) IS NOT TRUE THEN
+			held := @schema@.rate_limit_locked(r, 0);
+			SELECT r.name, r.key, 0, (held.s).* INTO l.name, l.key, l.shard, l.value, l.ts, l.paused, l.slots;
+		END IF;
+		answer := @schema@.rate_limit_call(verb, r);
+		IF answer.ok AND takes AND (r.shards > 1) IS NOT TRUE THEN
+			taken := taken || l;
+		END IF;
+		IF r.mode = 'shadow' THEN
+			shadowed := shadowed OR NOT answer.ok OR answer.retry_after > interval '0';
+			answer.ok := true;
+			answer.retry_after := interval '0';
+			answer.retry_at := answer.at;
+			IF @schema@.rate_limit_outweighs(shadow, answer) THEN
+				shadow := answer;
+			END IF;
+		ELSIF @schema@.rate_limit_outweighs(worst, answer) THEN
+			worst := answer;
+		END IF;
+		EXIT WHEN takes AND worst.ok = false;
+	END LOOP;
+	IF worst.ok IS NULL THEN
+		worst := shadow;
+	END IF;
+	worst.shadowed := shadowed;
+END
+$body$;
+
+-- Several limits, of which all take or none does.
 CREATE FUNCTION @schema@.rate_limit_calls(verb text, requests @schema@.rate_limit_request[])
 RETURNS @schema@.rate_limit_result LANGUAGE plpgsql AS $body$
 DECLARE
-	takes    boolean := verb IN ('allow', 'reserve');
 	asked    @schema@.rate_limit_request[];
 	r        @schema@.rate_limit_request;
 	answer   @schema@.rate_limit_result;
-	worst    @schema@.rate_limit_result; -- of those that can refuse
-	shadow   @schema@.rate_limit_result; -- of the others
-	shadowed boolean := false;
-	taken    @schema@.rate_limits[];
+	worst    @schema@.rate_limit_result;
+	each     record;
 	l        @schema@.rate_limits;
 	now      timestamptz;
-	tick     float8;
 BEGIN
 	IF requests IS NULL OR cardinality(requests) NOT BETWEEN 1 AND 64 THEN
 		RAISE EXCEPTION 'rate limits: % of them: a call must have from 1 to 64', coalesce(cardinality(requests), 0) USING ERRCODE = 'invalid_parameter_value';
@@ -544,40 +1380,24 @@ BEGIN
 	END LOOP;
 	IF worst.ok IS NOT NULL THEN
 		RETURN worst;
-	END IF;
-	FOREACH r IN ARRAY asked LOOP
-		IF takes AND cardinality(asked) > 1 THEN
-			tick := CASE WHEN r.kind = 'token bucket' THEN 1 ELSE extract(epoch FROM r.period) * 1000000 END;
-			SELECT r.name, r.key, 0, t.value, t.ts, t.paused INTO l.name, l.key, l.shard, l.value, l.ts, l.paused
-				FROM @schema@.rate_limit_touch(r.name, r.key, 0, r.capacity, tick, NULL,
-					CASE WHEN tick > 1 THEN @schema@.rate_limit_origin(r.name, r.key, tick, r.start) ELSE '2000-01-01 00:00:00+00' END, NULL) AS t;
-		END IF;
-		answer := @schema@.rate_limit_call(verb, r, NULL);
-		IF answer.ok AND takes THEN
-			taken := taken || l;
-		END IF;
-		IF r.mode = 'shadow' THEN
-			shadowed := shadowed OR NOT answer.ok OR answer.retry_after > interval '0';
-			answer.ok := true;
-			answer.retry_after := interval '0';
-			answer.retry_at := answer.at;
-			IF @schema@.rate_limit_outweighs(shadow, answer) THEN
-				shadow := answer;
+	ELSIF cardinality(asked) > 1 AND (asked[cardinality(asked)]).shards > 1 AND verb IN ('allow', 'reserve') THEN
+		BEGIN
+			each := @schema@.rate_limit_each(verb, asked);
+			IF NOT (each.worst).ok THEN
+				RAISE EXCEPTION USING ERRCODE = 'RL000';
 			END IF;
-		ELSIF @schema@.rate_limit_outweighs(worst, answer) THEN
-			worst := answer;
-		END IF;
-		EXIT WHEN takes AND worst.ok = false;
-	END LOOP;
-	IF worst.ok IS NULL THEN
-		worst := shadow;
+		EXCEPTION WHEN SQLSTATE 'RL000' THEN
+			each.taken := NULL; -- all is as it was
+		END;
+	ELSE
+		each := @schema@.rate_limit_each(verb, asked);
 	END IF;
-	IF NOT takes OR worst.ok OR cardinality(asked) = 1 THEN
-		worst.shadowed := shadowed;
+	worst := each.worst;
+	IF verb NOT IN ('allow', 'reserve') OR worst.ok OR cardinality(asked) = 1 THEN
 		RETURN worst;
 	END IF;
-	FOREACH l IN ARRAY coalesce(taken, '{}') LOOP
-		PERFORM @schema@.rate_limit_put(l.name, l.key, 0, l.value, l.ts, l.paused, NULL);
+	FOREACH l IN ARRAY coalesce(each.taken, '{}') LOOP
+		PERFORM @schema@.rate_limit_put(l.name, l.key, 0, l.value, l.ts, l.paused, l.slots);
 	END LOOP;
 	worst := @schema@.rate_limit_calls(CASE verb WHEN 'allow' THEN 'check' ELSE 'check reserve' END, asked);
 	IF worst.ok THEN -- it is, by now
@@ -610,7 +1430,8 @@ DECLARE
 	made  @schema@.rate_limit_request;
 	plain @schema@.rate_limit_request;
 BEGIN
-	SELECT p.kind, p.rate, p.period, p.capacity, p.max_reserved, p.start, p.shards, p.every,
+	SELECT p.kind, p.rate, p.period, p.capacity, p.max_reserved, p.start, p.shards, p.slots, p.every, p.zone, p.anchor, p."time",
+		coalesce(o.slots, a.slots, p.slots) AS own_slots, CASE WHEN p.every IS NOT NULL THEN coalesce(o.period, a.period) END AS no_period,
 		coalesce(o.rate, a.rate, p.rate) AS own_rate, coalesce(o.period, a.period, p.period) AS own_period,
 		coalesce(o.capacity, a.capacity, p.capacity) AS own_capacity, coalesce(o.max_reserved, a.max_reserved, p.max_reserved) AS own_max_reserved,
 		CASE WHEN a.id IS NOT NULL THEN to_jsonb(a) ->> 'mode' END AS mode, a.until AS refused_until,
@@ -625,18 +1446,29 @@ BEGIN
 	IF d.kind IS NULL THEN
 		RAISE EXCEPTION 'rate limit %: no program has published it', quote_literal(left($1, 255)) USING ERRCODE = 'undefined_object';
 	END IF;
-	IF d.kind NOT IN ('token bucket', 'fixed window') OR d.every IS NOT NULL OR d.shards > 1 THEN
-		RAISE EXCEPTION 'rate limit %: a % is not for SQL functions', quote_literal($1),
-			CASE WHEN d.shards > 1 THEN 'limit with shards' WHEN d.every IS NOT NULL THEN 'quota by the calendar' ELSE format('limit of kind %L', d.kind) END
-			USING ERRCODE = 'feature_not_supported', HINT = 'Use the library in Go.';
+	IF d.kind = 'in flight' THEN
+		RAISE EXCEPTION 'rate limit %: a limit of how many at once is for rate_limit_acquire', quote_literal($1) USING ERRCODE = 'feature_not_supported';
 	END IF;
 	IF d.own_mode IS NOT NULL THEN
 		d.mode := d.own_mode;
 		d.refused_until := d.own_until;
 	END IF;
-	plain := ROW($1, $2, $3, d.rate, d.period, d.capacity, d.max_reserved, d.kind, d.start, $4, d.mode, d.refused_until);
-	made := ROW($1, $2, $3, d.own_rate, d.own_period, d.own_capacity, d.own_max_reserved, d.kind, d.start, $4, d.mode, d.refused_until);
-	RETURN CASE WHEN @schema@.rate_limit_fault(made) IS NULL THEN made ELSE plain END;
+	IF d.every IS NOT NULL THEN
+		BEGIN
+			PERFORM now AT TIME ZONE d.zone;
+		EXCEPTION WHEN invalid_parameter_value THEN
+			RAISE EXCEPTION 'rate limit %: zone %: is not known to the server', quote_literal($1), quote_literal(d.zone) USING ERRCODE = 'invalid_parameter_value';
+		END;
+	END IF;
+	plain := ROW($1, $2, $3, d.rate, d.period, d.capacity, d.max_reserved, d.kind, d.start, $4, d.mode, d.refused_until,
+		d.shards, d.slots, d.every, d.zone, d.anchor, d."time");
+	made := plain;
+	made.rate := d.own_rate;
+	made.period := d.own_period;
+	made.capacity := d.own_capacity;
+	made.max_reserved := d.own_max_reserved;
+	made.slots := d.own_slots;
+	RETURN CASE WHEN d.no_period IS NULL AND @schema@.rate_limit_fault(made) IS NULL THEN made ELSE plain END;
 END
 $body$;
 
@@ -661,7 +1493,7 @@ END
 $body$;
 
 -- Requests by name.
-CREATE FUNCTION @schema@.rate_limit_each(names text[], keys text[], counts float8[], above float8[]) RETURNS @schema@.rate_limit_request[] LANGUAGE plpgsql STABLE AS $body$
+CREATE FUNCTION @schema@.rate_limit_requests(names text[], keys text[], counts float8[], above float8[]) RETURNS @schema@.rate_limit_request[] LANGUAGE plpgsql STABLE AS $body$
 DECLARE
 	requests @schema@.rate_limit_request[];
 BEGIN
@@ -700,7 +1532,7 @@ CREATE FUNCTION @schema@.rate_limit_allow(name text, key text, rate float8, peri
 	kind text DEFAULT 'token bucket', start timestamptz DEFAULT NULL, above float8 DEFAULT 0)
 RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
-	RETURN @schema@.rate_limit_call('allow', ROW(name, key, count, rate, period, capacity, NULL, kind, start, above, NULL, NULL), NULL);
+	RETURN @schema@.rate_limit_call('allow', @schema@.rate_limit_request(name, key, rate, period, count, capacity, kind, start, NULL, above));
 END
 $body$;
 
@@ -708,7 +1540,7 @@ CREATE FUNCTION @schema@.rate_limit_take(name text, key text, rate float8, perio
 	kind text DEFAULT 'token bucket', start timestamptz DEFAULT NULL, state text DEFAULT 'PT429', above float8 DEFAULT 0)
 RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
-	RETURN @schema@.rate_limit_or_raise(@schema@.rate_limit_call('allow', ROW(name, key, count, rate, period, capacity, NULL, kind, start, above, NULL, NULL), NULL), state);
+	RETURN @schema@.rate_limit_or_raise(@schema@.rate_limit_call('allow', @schema@.rate_limit_request(name, key, rate, period, count, capacity, kind, start, NULL, above)), state);
 END
 $body$;
 
@@ -716,7 +1548,7 @@ CREATE FUNCTION @schema@.rate_limit_reserve(name text, key text, rate float8, pe
 	max_reserved float8 DEFAULT NULL, kind text DEFAULT 'token bucket', start timestamptz DEFAULT NULL)
 RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
-	RETURN @schema@.rate_limit_call('reserve', ROW(name, key, count, rate, period, capacity, max_reserved, kind, start, 0, NULL, NULL), NULL);
+	RETURN @schema@.rate_limit_call('reserve', @schema@.rate_limit_request(name, key, rate, period, count, capacity, kind, start, max_reserved));
 END
 $body$;
 
@@ -724,7 +1556,7 @@ CREATE FUNCTION @schema@.rate_limit_check(name text, key text, rate float8, peri
 	kind text DEFAULT 'token bucket', start timestamptz DEFAULT NULL, reserve boolean DEFAULT false, max_reserved float8 DEFAULT NULL, above float8 DEFAULT 0)
 RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
-	RETURN @schema@.rate_limit_call(CASE WHEN reserve THEN 'check reserve' ELSE 'check' END, ROW(name, key, count, rate, period, capacity, max_reserved, kind, start, above, NULL, NULL), NULL);
+	RETURN @schema@.rate_limit_call(CASE WHEN reserve THEN 'check reserve' ELSE 'check' END, @schema@.rate_limit_request(name, key, rate, period, count, capacity, kind, start, max_reserved, above));
 END
 $body$;
 
@@ -732,7 +1564,7 @@ CREATE FUNCTION @schema@.rate_limit_credit(name text, key text, rate float8, per
 	kind text DEFAULT 'token bucket', start timestamptz DEFAULT NULL)
 RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
-	RETURN @schema@.rate_limit_call('credit', ROW(name, key, count, rate, period, capacity, NULL, kind, start, 0, NULL, NULL), NULL);
+	RETURN @schema@.rate_limit_back('credit', @schema@.rate_limit_request(name, key, rate, period, count, capacity, kind, start), NULL, NULL);
 END
 $body$;
 
@@ -740,14 +1572,14 @@ CREATE FUNCTION @schema@.rate_limit_settle(name text, key text, rate float8, per
 	kind text DEFAULT 'token bucket', start timestamptz DEFAULT NULL)
 RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
-	RETURN @schema@.rate_limit_call('settle', ROW(name, key, taken, rate, period, capacity, NULL, kind, start, 0, NULL, NULL), used);
+	RETURN @schema@.rate_limit_back('settle', @schema@.rate_limit_request(name, key, rate, period, taken, capacity, kind, start), used, NULL);
 END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_request(name text, key text, rate float8, period interval, count float8 DEFAULT 1, capacity float8 DEFAULT NULL,
 	kind text DEFAULT 'token bucket', start timestamptz DEFAULT NULL, max_reserved float8 DEFAULT NULL, above float8 DEFAULT 0)
 RETURNS @schema@.rate_limit_request LANGUAGE sql IMMUTABLE AS $body$
-	SELECT ROW(name, key, count, rate, period, capacity, max_reserved, kind, start, above, NULL, NULL)::@schema@.rate_limit_request
+	SELECT ROW(name, key, count, rate, period, capacity, max_reserved, kind, start, above, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::@schema@.rate_limit_request
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_allow_all(requests @schema@.rate_limit_request[])
@@ -967,14 +1799,14 @@ $body$;
 CREATE FUNCTION @schema@.rate_limit_credit(name text, key text, count float8 DEFAULT 1)
 RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
-	RETURN @schema@.rate_limit_call('credit', @schema@.rate_limit_named(name, key, count), NULL);
+	RETURN @schema@.rate_limit_back('credit', @schema@.rate_limit_named(name, key, count), NULL, NULL);
 END
 $body$;
 
-CREATE FUNCTION @schema@.rate_limit_settle(name text, key text, taken float8, used float8)
+CREATE FUNCTION @schema@.rate_limit_settle(name text, key text, taken float8, used float8, taken_at timestamptz DEFAULT NULL)
 RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
-	RETURN @schema@.rate_limit_call('settle', @schema@.rate_limit_named(name, key, taken), used);
+	RETURN @schema@.rate_limit_back('settle', @schema@.rate_limit_named(name, key, taken), used, taken_at);
 END
 $body$;
 
@@ -1027,28 +1859,28 @@ $body$;
 CREATE FUNCTION @schema@.rate_limit_allow_all(names text[], keys text[], counts float8[] DEFAULT NULL, above float8[] DEFAULT NULL)
 RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
-	RETURN @schema@.rate_limit_calls('allow', @schema@.rate_limit_each(names, keys, counts, above));
+	RETURN @schema@.rate_limit_calls('allow', @schema@.rate_limit_requests(names, keys, counts, above));
 END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_take_all(names text[], keys text[], counts float8[] DEFAULT NULL, above float8[] DEFAULT NULL, state text DEFAULT 'PT429')
 RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
-	RETURN @schema@.rate_limit_or_raise(@schema@.rate_limit_calls('allow', @schema@.rate_limit_each(names, keys, counts, above)), state);
+	RETURN @schema@.rate_limit_or_raise(@schema@.rate_limit_calls('allow', @schema@.rate_limit_requests(names, keys, counts, above)), state);
 END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_reserve_all(names text[], keys text[], counts float8[] DEFAULT NULL)
 RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
-	RETURN @schema@.rate_limit_calls('reserve', @schema@.rate_limit_each(names, keys, counts, NULL));
+	RETURN @schema@.rate_limit_calls('reserve', @schema@.rate_limit_requests(names, keys, counts, NULL));
 END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_check_all(names text[], keys text[], counts float8[] DEFAULT NULL, above float8[] DEFAULT NULL, reserve boolean DEFAULT false)
 RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
-	RETURN @schema@.rate_limit_calls(CASE WHEN reserve THEN 'check reserve' ELSE 'check' END, @schema@.rate_limit_each(names, keys, counts, above));
+	RETURN @schema@.rate_limit_calls(CASE WHEN reserve THEN 'check reserve' ELSE 'check' END, @schema@.rate_limit_requests(names, keys, counts, above));
 END
 $body$;
 
@@ -1061,31 +1893,73 @@ $functions$, '@schema@', home);
 		FROM unnest(string_to_array(replace($functions$
 	@schema@.rate_limit_bucket_take(text, text, int4, float8, float8, timestamptz, float8, float8, float8, timestamptz),
 	@schema@.rate_limit_window_take(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz),
+	@schema@.rate_limit_calendar_take(text, text, int4, float8, float8, timestamptz, timestamptz[], timestamptz[], float8, float8, timestamptz, timestamptz),
+	@schema@.rate_limit_slots_take(text, text, int4, float8, float8, float8, timestamptz, timestamptz, int4, float8, timestamptz),
 	@schema@.rate_limit_bucket_give(text, text, int4, float8, float8, timestamptz, float8, float8, float8, float8, timestamptz),
 	@schema@.rate_limit_window_give(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz),
 	@schema@.rate_limit_put(text, text, int4, float8, timestamptz, timestamptz, float8[]),
 	@schema@.rate_limit_touch(text, text, int4, float8, float8, timestamptz, timestamptz, float8[]),
 	@schema@.rate_limit_permit_take(text, text, int4, float8, timestamptz, int8),
 	@schema@.rate_limit_permit_keep(text, text, int4, float8, timestamptz, int8, boolean, int8),
-	@schema@.rate_limit_tick(timestamptz, timestamptz, float8),
-	@schema@.rate_limit_settled(float8, timestamptz, timestamptz, float8, float8, float8),
+	@schema@.rate_limit_micros(timestamptz),
+	@schema@.rate_limit_at(float8),
+	@schema@.rate_limit_period(@schema@.rate_limit_request),
+	@schema@.rate_limit_tick(@schema@.rate_limit_request),
+	@schema@.rate_limit_shard(@schema@.rate_limit_request),
 	@schema@.rate_limit_slack(float8, float8, float8),
-	@schema@.rate_limit_enough(float8, timestamptz, float8, float8, float8, float8, float8, boolean),
 	@schema@.rate_limit_hash(bytea),
 	@schema@.rate_limit_signed(numeric),
 	@schema@.rate_limit_phase(text, text, float8),
+	@schema@.rate_limit_edge(@schema@.rate_limit_request, bigint),
+	@schema@.rate_limit_last_edge(@schema@.rate_limit_request, timestamptz),
+	@schema@.rate_limit_standing(@schema@.rate_limit_request),
+	@schema@.rate_limit_had_edge(@schema@.rate_limit_request, timestamptz),
 	@schema@.rate_limit_origin(text, text, float8, timestamptz),
-	@schema@.rate_limit_told(@schema@.rate_limit_request, boolean, float8, timestamptz, timestamptz, timestamptz, timestamptz, float8, boolean),
+	@schema@.rate_limit_origin(@schema@.rate_limit_request, timestamptz),
+	@schema@.rate_limit_fresh(@schema@.rate_limit_request, timestamptz),
+	@schema@.rate_limit_refilled(@schema@.rate_limit_request, @schema@.rate_limit_state, timestamptz),
+	@schema@.rate_limit_reach(@schema@.rate_limit_request, timestamptz, float8),
+	@schema@.rate_limit_enough(@schema@.rate_limit_request, @schema@.rate_limit_state, float8, float8),
+	@schema@.rate_limit_ready(@schema@.rate_limit_request, @schema@.rate_limit_state, timestamptz, float8, float8),
+	@schema@.rate_limit_less(@schema@.rate_limit_request, @schema@.rate_limit_state, timestamptz, float8, float8),
+	@schema@.rate_limit_spent(@schema@.rate_limit_request, @schema@.rate_limit_state, float8, bigint),
+	@schema@.rate_limit_due(@schema@.rate_limit_request, @schema@.rate_limit_state, timestamptz, float8),
+	@schema@.rate_limit_slid(@schema@.rate_limit_request, @schema@.rate_limit_state, timestamptz),
+	@schema@.rate_limit_valued(@schema@.rate_limit_request, @schema@.rate_limit_state),
+	@schema@.rate_limit_delayed(@schema@.rate_limit_request, float8),
+	@schema@.rate_limit_slot(@schema@.rate_limit_request, @schema@.rate_limit_state, bigint, float8),
+	@schema@.rate_limit_moved(float8[], bigint, float8),
+	@schema@.rate_limit_first(@schema@.rate_limit_state, float8, float8, float8, bigint),
+	@schema@.rate_limit_unpaused(@schema@.rate_limit_state, timestamptz),
+	@schema@.rate_limit_adopted(@schema@.rate_limit_request, @schema@.rate_limit_state),
+	@schema@.rate_limit_spread(@schema@.rate_limit_request, @schema@.rate_limit_state[], timestamptz, float8),
+	@schema@.rate_limit_drawn(@schema@.rate_limit_request, float8[], float8),
+	@schema@.rate_limit_level(@schema@.rate_limit_request, float8[], float8),
+	@schema@.rate_limit_wait(@schema@.rate_limit_request, @schema@.rate_limit_state[], timestamptz, float8),
+	@schema@.rate_limit_told(@schema@.rate_limit_request, boolean, @schema@.rate_limit_state[], timestamptz, timestamptz),
+	@schema@.rate_limit_edges(@schema@.rate_limit_request),
+	@schema@.rate_limit_try(@schema@.rate_limit_request, integer, float8, boolean),
+	@schema@.rate_limit_try_apart(@schema@.rate_limit_request, integer, boolean),
+	@schema@.rate_limit_locked(@schema@.rate_limit_request, integer),
+	@schema@.rate_limit_seen(@schema@.rate_limit_request),
+	@schema@.rate_limit_found(@schema@.rate_limit_request, @schema@.rate_limit_state[], timestamptz, float8, boolean),
+	@schema@.rate_limit_lowest(@schema@.rate_limit_request, float8),
+	@schema@.rate_limit_fullest(@schema@.rate_limit_request, @schema@.rate_limit_state[], timestamptz),
+	@schema@.rate_limit_counted(@schema@.rate_limit_request, @schema@.rate_limit_state, float8, timestamptz),
+	@schema@.rate_limit_taken(@schema@.rate_limit_request, float8[], float8, boolean, @schema@.rate_limit_state[]),
 	@schema@.rate_limit_fault(@schema@.rate_limit_request),
 	@schema@.rate_limit_sound(text, @schema@.rate_limit_request),
-	@schema@.rate_limit_call(text, @schema@.rate_limit_request, float8),
+	@schema@.rate_limit_call(text, @schema@.rate_limit_request),
+	@schema@.rate_limit_back(text, @schema@.rate_limit_request, float8, timestamptz),
+	@schema@.rate_limit_unslotted(@schema@.rate_limit_request, @schema@.rate_limit_state, float8, float8[], timestamptz, timestamptz),
 	@schema@.rate_limit_outweighs(@schema@.rate_limit_result, @schema@.rate_limit_result),
 	@schema@.rate_limit_merged(text, @schema@.rate_limit_request[]),
+	@schema@.rate_limit_each(text, @schema@.rate_limit_request[]),
 	@schema@.rate_limit_calls(text, @schema@.rate_limit_request[]),
 	@schema@.rate_limit_or_raise(@schema@.rate_limit_result, text),
 	@schema@.rate_limit_named(text, text, float8, float8),
 	@schema@.rate_limit_named_permits(text, text),
-	@schema@.rate_limit_each(text[], text[], float8[], float8[]),
+	@schema@.rate_limit_requests(text[], text[], float8[], float8[]),
 	@schema@.rate_limit_lock(text, text, text, integer),
 	@schema@.rate_limit_allow(text, text, float8, interval, float8, float8, text, timestamptz, float8),
 	@schema@.rate_limit_take(text, text, float8, interval, float8, float8, text, timestamptz, text, float8),
@@ -1110,7 +1984,7 @@ $functions$, '@schema@', home);
 	@schema@.rate_limit_check(text, text, float8),
 	@schema@.rate_limit_check_reserve(text, text, float8),
 	@schema@.rate_limit_credit(text, text, float8),
-	@schema@.rate_limit_settle(text, text, float8, float8),
+	@schema@.rate_limit_settle(text, text, float8, float8, timestamptz),
 	@schema@.rate_limit_acquire(text, text),
 	@schema@.rate_limit_renew(text, text, integer, bigint),
 	@schema@.rate_limit_acquire_n(text, text, integer),
@@ -1140,31 +2014,73 @@ BEGIN
 DROP FUNCTION
 	@schema@.rate_limit_bucket_take(text, text, int4, float8, float8, timestamptz, float8, float8, float8, timestamptz),
 	@schema@.rate_limit_window_take(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz),
+	@schema@.rate_limit_calendar_take(text, text, int4, float8, float8, timestamptz, timestamptz[], timestamptz[], float8, float8, timestamptz, timestamptz),
+	@schema@.rate_limit_slots_take(text, text, int4, float8, float8, float8, timestamptz, timestamptz, int4, float8, timestamptz),
 	@schema@.rate_limit_bucket_give(text, text, int4, float8, float8, timestamptz, float8, float8, float8, float8, timestamptz),
 	@schema@.rate_limit_window_give(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz),
 	@schema@.rate_limit_put(text, text, int4, float8, timestamptz, timestamptz, float8[]),
 	@schema@.rate_limit_touch(text, text, int4, float8, float8, timestamptz, timestamptz, float8[]),
 	@schema@.rate_limit_permit_take(text, text, int4, float8, timestamptz, int8),
 	@schema@.rate_limit_permit_keep(text, text, int4, float8, timestamptz, int8, boolean, int8),
-	@schema@.rate_limit_tick(timestamptz, timestamptz, float8),
-	@schema@.rate_limit_settled(float8, timestamptz, timestamptz, float8, float8, float8),
+	@schema@.rate_limit_micros(timestamptz),
+	@schema@.rate_limit_at(float8),
+	@schema@.rate_limit_period(@schema@.rate_limit_request),
+	@schema@.rate_limit_tick(@schema@.rate_limit_request),
+	@schema@.rate_limit_shard(@schema@.rate_limit_request),
 	@schema@.rate_limit_slack(float8, float8, float8),
-	@schema@.rate_limit_enough(float8, timestamptz, float8, float8, float8, float8, float8, boolean),
 	@schema@.rate_limit_hash(bytea),
 	@schema@.rate_limit_signed(numeric),
 	@schema@.rate_limit_phase(text, text, float8),
+	@schema@.rate_limit_edge(@schema@.rate_limit_request, bigint),
+	@schema@.rate_limit_last_edge(@schema@.rate_limit_request, timestamptz),
+	@schema@.rate_limit_standing(@schema@.rate_limit_request),
+	@schema@.rate_limit_had_edge(@schema@.rate_limit_request, timestamptz),
 	@schema@.rate_limit_origin(text, text, float8, timestamptz),
-	@schema@.rate_limit_told(@schema@.rate_limit_request, boolean, float8, timestamptz, timestamptz, timestamptz, timestamptz, float8, boolean),
+	@schema@.rate_limit_origin(@schema@.rate_limit_request, timestamptz),
+	@schema@.rate_limit_fresh(@schema@.rate_limit_request, timestamptz),
+	@schema@.rate_limit_refilled(@schema@.rate_limit_request, @schema@.rate_limit_state, timestamptz),
+	@schema@.rate_limit_reach(@schema@.rate_limit_request, timestamptz, float8),
+	@schema@.rate_limit_enough(@schema@.rate_limit_request, @schema@.rate_limit_state, float8, float8),
+	@schema@.rate_limit_ready(@schema@.rate_limit_request, @schema@.rate_limit_state, timestamptz, float8, float8),
+	@schema@.rate_limit_less(@schema@.rate_limit_request, @schema@.rate_limit_state, timestamptz, float8, float8),
+	@schema@.rate_limit_spent(@schema@.rate_limit_request, @schema@.rate_limit_state, float8, bigint),
+	@schema@.rate_limit_due(@schema@.rate_limit_request, @schema@.rate_limit_state, timestamptz, float8),
+	@schema@.rate_limit_slid(@schema@.rate_limit_request, @schema@.rate_limit_state, timestamptz),
+	@schema@.rate_limit_valued(@schema@.rate_limit_request, @schema@.rate_limit_state),
+	@schema@.rate_limit_delayed(@schema@.rate_limit_request, float8),
+	@schema@.rate_limit_slot(@schema@.rate_limit_request, @schema@.rate_limit_state, bigint, float8),
+	@schema@.rate_limit_moved(float8[], bigint, float8),
+	@schema@.rate_limit_first(@schema@.rate_limit_state, float8, float8, float8, bigint),
+	@schema@.rate_limit_unpaused(@schema@.rate_limit_state, timestamptz),
+	@schema@.rate_limit_adopted(@schema@.rate_limit_request, @schema@.rate_limit_state),
+	@schema@.rate_limit_spread(@schema@.rate_limit_request, @schema@.rate_limit_state[], timestamptz, float8),
+	@schema@.rate_limit_drawn(@schema@.rate_limit_request, float8[], float8),
+	@schema@.rate_limit_level(@schema@.rate_limit_request, float8[], float8),
+	@schema@.rate_limit_wait(@schema@.rate_limit_request, @schema@.rate_limit_state[], timestamptz, float8),
+	@schema@.rate_limit_told(@schema@.rate_limit_request, boolean, @schema@.rate_limit_state[], timestamptz, timestamptz),
+	@schema@.rate_limit_edges(@schema@.rate_limit_request),
+	@schema@.rate_limit_try(@schema@.rate_limit_request, integer, float8, boolean),
+	@schema@.rate_limit_try_apart(@schema@.rate_limit_request, integer, boolean),
+	@schema@.rate_limit_locked(@schema@.rate_limit_request, integer),
+	@schema@.rate_limit_seen(@schema@.rate_limit_request),
+	@schema@.rate_limit_found(@schema@.rate_limit_request, @schema@.rate_limit_state[], timestamptz, float8, boolean),
+	@schema@.rate_limit_lowest(@schema@.rate_limit_request, float8),
+	@schema@.rate_limit_fullest(@schema@.rate_limit_request, @schema@.rate_limit_state[], timestamptz),
+	@schema@.rate_limit_counted(@schema@.rate_limit_request, @schema@.rate_limit_state, float8, timestamptz),
+	@schema@.rate_limit_taken(@schema@.rate_limit_request, float8[], float8, boolean, @schema@.rate_limit_state[]),
 	@schema@.rate_limit_fault(@schema@.rate_limit_request),
 	@schema@.rate_limit_sound(text, @schema@.rate_limit_request),
-	@schema@.rate_limit_call(text, @schema@.rate_limit_request, float8),
+	@schema@.rate_limit_call(text, @schema@.rate_limit_request),
+	@schema@.rate_limit_back(text, @schema@.rate_limit_request, float8, timestamptz),
+	@schema@.rate_limit_unslotted(@schema@.rate_limit_request, @schema@.rate_limit_state, float8, float8[], timestamptz, timestamptz),
 	@schema@.rate_limit_outweighs(@schema@.rate_limit_result, @schema@.rate_limit_result),
 	@schema@.rate_limit_merged(text, @schema@.rate_limit_request[]),
+	@schema@.rate_limit_each(text, @schema@.rate_limit_request[]),
 	@schema@.rate_limit_calls(text, @schema@.rate_limit_request[]),
 	@schema@.rate_limit_or_raise(@schema@.rate_limit_result, text),
 	@schema@.rate_limit_named(text, text, float8, float8),
 	@schema@.rate_limit_named_permits(text, text),
-	@schema@.rate_limit_each(text[], text[], float8[], float8[]),
+	@schema@.rate_limit_requests(text[], text[], float8[], float8[]),
 	@schema@.rate_limit_lock(text, text, text, integer),
 	@schema@.rate_limit_allow(text, text, float8, interval, float8, float8, text, timestamptz, float8),
 	@schema@.rate_limit_take(text, text, float8, interval, float8, float8, text, timestamptz, text, float8),
@@ -1189,7 +2105,7 @@ DROP FUNCTION
 	@schema@.rate_limit_check(text, text, float8),
 	@schema@.rate_limit_check_reserve(text, text, float8),
 	@schema@.rate_limit_credit(text, text, float8),
-	@schema@.rate_limit_settle(text, text, float8, float8),
+	@schema@.rate_limit_settle(text, text, float8, float8, timestamptz),
 	@schema@.rate_limit_acquire(text, text),
 	@schema@.rate_limit_renew(text, text, integer, bigint),
 	@schema@.rate_limit_acquire_n(text, text, integer),
@@ -1198,7 +2114,7 @@ DROP FUNCTION
 	@schema@.rate_limit_take_all(text[], text[], float8[], float8[], text),
 	@schema@.rate_limit_reserve_all(text[], text[], float8[]),
 	@schema@.rate_limit_check_all(text[], text[], float8[], float8[], boolean);
-DROP TYPE @schema@.rate_limit_result, @schema@.rate_limit_request, @schema@.rate_limit_permit, @schema@.rate_limit_permits;
+DROP TYPE @schema@.rate_limit_result, @schema@.rate_limit_request, @schema@.rate_limit_state, @schema@.rate_limit_permit, @schema@.rate_limit_permits;
 $functions$, '@schema@', home);
 END
 $migration$;
