@@ -137,7 +137,7 @@ const (
 var defaultAnchor = Date{Year: 2024, Month: time.January, Day: 1}
 
 // For implements [Limit].
-func (l FixedWindow) For(key string) Request { return l.ForN(key, 1) }
+func (l FixedWindow) For(key string) Request { return Request{Limit: l, Key: key, Count: 1} }
 
 // ForN implements [Limit].
 func (l FixedWindow) ForN(key string, n float64) Request {

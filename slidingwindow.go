@@ -70,7 +70,7 @@ type SlidingWindow struct {
 }
 
 // For implements [Limit].
-func (l SlidingWindow) For(key string) Request { return l.ForN(key, 1) }
+func (l SlidingWindow) For(key string) Request { return Request{Limit: l, Key: key, Count: 1} }
 
 // ForN implements [Limit].
 func (l SlidingWindow) ForN(key string, n float64) Request {

@@ -39,7 +39,7 @@ type TokenBucket struct {
 }
 
 // For implements [Limit].
-func (l TokenBucket) For(key string) Request { return l.ForN(key, 1) }
+func (l TokenBucket) For(key string) Request { return Request{Limit: l, Key: key, Count: 1} }
 
 // ForN implements [Limit].
 func (l TokenBucket) ForN(key string, n float64) Request {

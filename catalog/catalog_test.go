@@ -786,22 +786,33 @@ func (p prunedPermits) Prune(_ context.Context, limits ...ratelimit.InFlight) (i
 	return 11, nil
 }
 
-// A quota whose edges the catalog's table has no column for is refused, and nothing is published.
-func TestPublishRefusesUnknownEdges(t *testing.T) {
+// A quota at a time of day, of several units, is published and read as it is, and the history has it.
+func TestPublishesEdges(t *testing.T) {
 	t.Parallel()
-	both(t, func(t *testing.T, c *catalog.Catalog, _ func() *catalog.Catalog) {
-		for field, limit := range map[string]ratelimit.FixedWindow{
-			"Time":  {Name: "q", Rate: 10, Every: ratelimit.Day, Zone: "UTC", Time: 9 * time.Hour},
-			"Every": {Name: "q", Rate: 10, Every: 3 * ratelimit.Month, Zone: "UTC"},
-		} {
-			err := c.Publish(t.Context(), api, limit)
-			var bad *ratelimit.FieldError
-			if !errors.As(err, &bad) || bad.Field != field || bad.Limit != "q" {
-				t.Errorf("%s: got %v, want an error that names it", field, err)
+	both(t, func(t *testing.T, c *catalog.Catalog, another func() *catalog.Catalog) {
+		var want []ratelimit.Definition
+		for i, every := range []ratelimit.Unit{ratelimit.Day, 5 * ratelimit.Day, 2 * ratelimit.Week, 3 * ratelimit.Month, ratelimit.Year} {
+			limit := ratelimit.FixedWindow{
+				Name: fmt.Sprint("quota ", i), Rate: 10_000, Every: every, Zone: "America/New_York", Time: time.Duration(i) * 150 * time.Minute,
+				Anchor: ratelimit.Date{Year: 2026, Month: time.April, Day: 1},
 			}
+			must(t, c.Publish(t.Context(), limit))
+			must(t, c.Publish(t.Context(), limit)) // which writes nothing
+			want = append(want, limit.Definition())
 		}
-		if err := c.Refresh(t.Context()); err != nil || len(c.Definitions()) != 0 {
-			t.Errorf("got %v, %v, want nothing published", c.Definitions(), err)
+		d := another()
+		must(t, d.Refresh(t.Context()))
+		if got := d.Definitions(); !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+		edited(t)(d.Set(t.Context(), "quota 3", "k", catalog.Override{Rate: 1_000_000}))
+		if got := d.For(want[3].Limit(), "k").Limit.Definition(); got.Rate != 1_000_000 || got.Every != 3*ratelimit.Month || got.Time != 450*time.Minute {
+			t.Errorf("overridden: got %v", got)
+		}
+		changes, err := d.History(t.Context(), "quota 3", 0)
+		must(t, err)
+		if len(changes) != 2 || !strings.Contains(string(changes[1].Became), `"3 months"`) || !strings.Contains(string(changes[1].Became), `"07:30"`) {
+			t.Errorf("the history has %s", changes[1].Became)
 		}
 	})
 }

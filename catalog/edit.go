@@ -35,24 +35,8 @@ func (c *Catalog) PublishTx(ctx context.Context, tx pgx.Tx, limits ...ratelimit.
 	all := make([]published, len(limits))
 	for i, l := range limits {
 		all[i].Definition = l.Definition()
-		if err := unknownEdges(&all[i].Definition); err != nil {
-			return err
-		}
 	}
 	return c.publish(ctx, tx, all)
-}
-
-// unknownEdges returns the error of a quota with edges that the catalog's table, and the views and
-// SQL functions that count by it, do not know: at a time of day, or of several units.
-func unknownEdges(d *ratelimit.Definition) error {
-	field, value := "Time", any(d.Time)
-	switch {
-	case d.Every == 0 || d.Time == 0 && slices.Contains([]ratelimit.Unit{ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Year}, d.Every):
-		return nil
-	case d.Time == 0:
-		field, value = "Every", d.Every
-	}
-	return &ratelimit.FieldError{Package: "catalog", Limit: d.Name, Field: field, Value: value, Reason: "is not for the catalog, whose quotas are of a day, a week, a month or a year, from midnight"}
 }
 
 // publish writes the definitions that differ, in one order, so that two programs that publish
@@ -107,9 +91,10 @@ func (c *Catalog) Set(ctx context.Context, name, key string, o Override) (Edit, 
 }
 
 // SetTx is [Catalog.Set] inside tx: it holds once that has committed, and processes, this one
-// too, have looked. Until then no other edit begins. With a [Config.Store] it is not for [AllKeys].
+// too, have looked. Until then no other edit begins. With a [Config.Store] it is not for [AllKeys], since
+// the rows of all keys would be locked until tx ends. For several edits see [Catalog.SetEachTx].
 func (c *Catalog) SetTx(ctx context.Context, tx pgx.Tx, name, key string, o Override) (Edit, error) {
-	return c.keepTx(ctx, tx, name, key, &o)
+	return first(c.keepTx(ctx, tx, KeyEdit{name, key, &o}))
 }
 
 // Unset removes the override of a limit for one key, or for [AllKeys], so that the definition is
@@ -120,7 +105,7 @@ func (c *Catalog) Unset(ctx context.Context, name, key string) (Edit, error) {
 
 // UnsetTx is [Catalog.Unset] inside tx.
 func (c *Catalog) UnsetTx(ctx context.Context, tx pgx.Tx, name, key string) (Edit, error) {
-	return c.keepTx(ctx, tx, name, key, nil)
+	return first(c.keepTx(ctx, tx, KeyEdit{name, key, nil}))
 }
 
 // Preview returns what Set would do at this moment, or Unset if o is nil, and changes nothing. It

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -12,8 +13,13 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// mostTries is how often an edit begins anew, since another one was faster.
-const mostTries = 10
+const (
+	// mostTries is how often an edit begins anew, since another one was faster.
+	mostTries = 20
+
+	// firstWait is the most that an edit waits before it begins anew for the first time.
+	firstWait = 5 * time.Millisecond
+)
 
 // errAgain is the error of an edit that was decided by what has changed meanwhile.
 var errAgain = errors.New("the limit is being changed by somebody else")
@@ -29,6 +35,10 @@ type keeping struct {
 	pending []pending       // of the limit, as they were read
 	version int64           // of the limit's history
 	at      time.Time       // by which rows are marked
+
+	left   *Left    // of a key
+	most   *pending // what is pending of it, or of most keys of an edit for all
+	paused []string // of an edit for all keys: those whose rows could not be marked
 }
 
 // holds returns the limits of a key before and after the edit.
@@ -69,7 +79,7 @@ func leftOf(before *ratelimit.Status, to ratelimit.Limit, within time.Duration) 
 	l := &Left{Before: before.Value, Of: was.Capacity, AfterOf: d.Capacity, After: before.Value + d.Capacity - was.Capacity}
 	if d.Kind != ratelimit.KindSlidingWindow {
 		l.After = min(d.Capacity, max(l.After, min(before.Value, 0)))
-		if l.After > was.Capacity && l.Before < was.Capacity {
+		if d.Capacity > was.Capacity {
 			l.Within = within
 		}
 	}
@@ -96,57 +106,88 @@ func (c *Catalog) planned(v *view, name, key string, by *Override, agreed *Edit)
 	return k, nil
 }
 
-// keepKey makes an edit of one key inside tx: first the rows, with which nobody waits for others who
-// edit, then the definition. Another edit that was faster is errAgain.
-func (c *Catalog) keepKey(ctx context.Context, tx pgx.Tx, name, key string, by *Override, agreed *Edit) (Edit, error) {
-	of, err := c.inTx(tx)
-	if err != nil {
-		return Edit{}, err
-	}
-	known, version, at, err := c.table.pending(ctx, tx, name, c.config.Clock)
-	if err != nil {
-		return Edit{}, err
-	}
-	r, err := of.rowsOf(ctx, []string{name}, key)
-	if err != nil {
-		return Edit{}, err
-	}
-	v, _ := (*view)(nil).with(r, time.Now())
-	k, err := c.planned(v, name, key, by, agreed)
-	if err != nil {
-		return Edit{}, err
-	}
-	k.pending, k.version, k.at = known, version, unlike(at, known)
-	var left *Left
-	var record *pending
-	if k.limit != nil {
-		from, to := k.holds(key, c.config.Clock)
-		if changes(from, to) {
-			replacement := k.replacement(key, from, to, true)
-			statuses, err := c.config.Store.ReplaceTx(ctx, tx, replacement)
-			if err != nil {
-				return Edit{}, err
-			}
-			left, record = leftOf(&statuses[0], to, c.within()), k.record(&replacement)
+// keepEach makes edits of keys inside tx: first all rows, as nobody may wait for one while he keeps others
+// from editing, then the definitions. Another edit that was faster is errAgain.
+func (c *Catalog) keepEach(ctx context.Context, tx pgx.Tx, edits []KeyEdit, agreed *Edit) ([]Edit, error) {
+	kept := make([]keeping, len(edits))
+	for i := range edits {
+		if err := c.keepRows(ctx, tx, &kept[i], &edits[i], agreed); err != nil {
+			return nil, err
 		}
 	}
-	made, err := c.write(ctx, tx, name, key, by, agreed, func() error { return c.unchanged(ctx, tx, &k) })
-	if err == nil && record != nil {
-		err = c.table.putPending(ctx, tx, record, c.within(), c.config.Clock)
+	made := make([]Edit, len(edits))
+	for i := range edits {
+		locked := func() error { return nil }
+		if i == 0 {
+			locked = func() (err error) {
+				for i := 0; i < len(kept) && err == nil; i++ {
+					err = c.unchanged(ctx, tx, &kept[i])
+				}
+				return err
+			}
+		}
+		var err error
+		made[i], err = c.write(ctx, tx, edits[i].Name, edits[i].Key, edits[i].Override, agreed, locked)
+		if k := &kept[i]; err == nil && k.most != nil {
+			made[i].Left = k.left
+			err = c.table.putPending(ctx, tx, k.most, c.within(), c.config.Clock)
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
-	made.Left = left
-	return made, err
+	return made, nil
 }
 
-// unchanged is errAgain if a limit was edited, or its rows were marked by somebody else, since an edit
-// of it was decided.
-func (c *Catalog) unchanged(ctx context.Context, tx pgx.Tx, k *keeping) error {
-	known, version, _, err := c.table.pending(ctx, tx, k.edit.Name, c.config.Clock)
+// keepRows changes the rows of a key inside tx, and sets what is to be written with its definition.
+func (c *Catalog) keepRows(ctx context.Context, tx pgx.Tx, k *keeping, e *KeyEdit, agreed *Edit) error {
+	of, err := c.inTx(tx)
 	if err != nil {
 		return err
 	}
-	known = slices.DeleteFunc(known, func(p pending) bool { return p.mark.Equal(k.at) || p.mark.Equal(apart(k.at)) })
-	if version != k.version || !slices.EqualFunc(known, k.pending, func(a, b pending) bool { return a.id == b.id }) {
+	known, version, at, err := c.table.pending(ctx, tx, e.Name, e.Key, c.config.Clock)
+	if err != nil {
+		return err
+	}
+	r, err := of.rowsOf(ctx, []string{e.Name}, e.Key)
+	if err != nil {
+		return err
+	}
+	v, _ := (*view)(nil).with(r, time.Now())
+	if *k, err = c.planned(v, e.Name, e.Key, e.Override, agreed); err != nil {
+		return err
+	}
+	k.pending, k.version, k.at = known, version, unlike(at, known)
+	if k.limit == nil {
+		return nil
+	}
+	from, to := k.holds(e.Key, c.config.Clock)
+	if !changes(from, to) {
+		return nil
+	}
+	replacement := k.replacement(e.Key, from, to, true)
+	statuses, err := c.config.Store.ReplaceTx(ctx, tx, replacement)
+	if err != nil {
+		return err
+	}
+	k.left, k.most = leftOf(&statuses[0], to, c.within()), k.record(&replacement)
+	return nil
+}
+
+// unchanged is errAgain if a limit was edited, or its rows were marked by somebody else, since an edit
+// of it was decided, which has since replaced what is pending of some keys itself.
+func (c *Catalog) unchanged(ctx context.Context, tx pgx.Tx, k *keeping, replaced ...string) error {
+	others, version, err := c.table.pendingOfOthers(ctx, tx, k)
+	if err != nil {
+		return err
+	}
+	var known []string
+	for _, p := range k.pending {
+		if !slices.Contains(replaced, p.key) && !slices.ContainsFunc(k.own(), p.mark.Equal) {
+			known = append(known, p.id)
+		}
+	}
+	if version != k.version || !slices.Equal(others, known) {
 		return errAgain
 	}
 	return nil
@@ -154,6 +195,9 @@ func (c *Catalog) unchanged(ctx context.Context, tx pgx.Tx, k *keeping) error {
 
 // apart is the mark of rows of an edit for all keys that are measured otherwise than most.
 func apart(mark time.Time) time.Time { return mark.Add(time.Microsecond) }
+
+// own returns the marks of an edit.
+func (k *keeping) own() []time.Time { return []time.Time{k.at, apart(k.at)} }
 
 // unlike returns an instant for a mark that no other rows have, also by a clock that was set back.
 func unlike(at time.Time, known []pending) time.Time {
@@ -183,11 +227,17 @@ func (k *keeping) record(r *ratelimit.Replacement) *pending {
 	return p
 }
 
-// again runs an edit until no other one has been faster.
-func again(do func() error) (err error) {
-	for range mostTries {
+// again runs an edit until no other one has been faster. It waits before it tries again, as several that do
+// not wait keep each other from being made.
+func again(ctx context.Context, do func() error) (err error) {
+	for i := range mostTries {
 		if err = do(); !errors.Is(err, errAgain) {
 			return err
+		}
+		select {
+		case <-time.After(time.Duration(rand.Int64N(int64(firstWait << min(i, 6))))):
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	}
 	return fmt.Errorf("catalog: %w", err)
@@ -198,7 +248,7 @@ func (c *Catalog) editOwn(ctx context.Context, name, key string, by *Override, a
 	if err := c.usable(); err != nil {
 		return Edit{}, err
 	}
-	err = again(func() error {
+	err = again(ctx, func() error {
 		switch {
 		case c.config.Store == nil || agreed != nil && agreed.AsIs:
 			return c.alone(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
@@ -223,40 +273,64 @@ func (c *Catalog) editOwn(ctx context.Context, name, key string, by *Override, a
 
 // keepOne makes an edit of a key in a transaction of its own.
 func (c *Catalog) keepOne(ctx context.Context, name, key string, by *Override, agreed *Edit) (made Edit, err error) {
+	return first(c.keepOwn(ctx, []KeyEdit{{name, key, by}}, agreed))
+}
+
+// keepOwn makes edits of keys in a transaction of its own. If all are of one limit, it waits for rows with
+// none of them locked.
+func (c *Catalog) keepOwn(ctx context.Context, edits []KeyEdit, agreed *Edit) (made []Edit, err error) {
 	do := func(ctx context.Context, tx pgx.Tx) (err error) {
-		made, err = c.keepKey(ctx, tx, name, key, by, agreed)
+		made, err = c.keepEach(ctx, tx, edits, agreed)
 		return err
 	}
 	ctx, cancel := c.bounded(ctx)
 	defer cancel()
-	if f := c.families()[name]; f != nil && f.published != nil && f.published.inFlight == nil {
-		return made, c.config.Store.ReplaceFunc(ctx, f.published.Limit(), []string{key}, do)
+	keys := make([]string, len(edits))
+	for i, e := range edits {
+		if keys[i] = e.Key; e.Name != edits[0].Name {
+			return made, pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error { return do(ctx, tx) })
+		}
 	}
-	return made, pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error { return do(ctx, tx) })
+	if f := c.families()[edits[0].Name]; f != nil && f.published != nil && f.published.inFlight == nil {
+		err = c.config.Store.ReplaceFunc(ctx, f.published.Limit(), keys, do)
+		return made, err
+	}
+	err = pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error { return do(ctx, tx) })
+	return made, err
 }
 
-// keepTx makes an edit inside tx, behind a savepoint that it gives up if another edit was faster.
-func (c *Catalog) keepTx(ctx context.Context, tx pgx.Tx, name, key string, by *Override) (made Edit, err error) {
-	switch _, err := c.inTx(tx); {
-	case err != nil:
-		return Edit{}, err
-	case c.config.Store == nil:
-		return c.write(ctx, tx, name, key, by, nil, nil)
-	case c.memory != nil:
-		return c.keepInMemory(ctx, name, key, by, nil)
-	case key == AllKeys:
-		return Edit{}, invalid("Key", "AllKeys", "is not for a transaction of the caller's with a Config.Store: their rows are changed in several")
+// keepTx makes edits inside tx, behind a savepoint that it gives up if another edit was faster.
+func (c *Catalog) keepTx(ctx context.Context, tx pgx.Tx, edits ...KeyEdit) (made []Edit, err error) {
+	if _, err := c.inTx(tx); err != nil {
+		return nil, err
 	}
-	err = again(func() error {
+	switch {
+	case c.memory != nil:
+		return c.eachInMemory(ctx, edits)
+	case c.config.Store == nil:
+		return made, pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+			for i := range edits {
+				e, err := c.write(ctx, tx, edits[i].Name, edits[i].Key, edits[i].Override, nil, nil)
+				if err != nil {
+					return err
+				}
+				made = append(made, e)
+			}
+			return nil
+		})
+	}
+	for i := range edits {
+		if edits[i].Key == AllKeys {
+			return nil, invalid("Key", "AllKeys", "is not for a transaction of the caller's with a Config.Store: it would keep the rows of all keys locked")
+		}
+	}
+	err = again(ctx, func() error {
 		return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) (err error) {
-			made, err = c.keepKey(ctx, tx, name, key, by, nil)
+			made, err = c.keepEach(ctx, tx, edits, nil)
 			return err
 		})
 	})
-	if err != nil {
-		return Edit{}, err
-	}
-	return made, nil
+	return made, err
 }
 
 // keepInMemory makes an edit in memory, where all take by what holds: a cut before it, a raise after it.
@@ -318,8 +392,8 @@ func (c *Catalog) replace(ctx context.Context, all []ratelimit.Replacement) ([]r
 // keepAll makes an edit for all keys: what is pending, then the rows in batches, which are marked, and
 // then the definition. If the process dies between, the rows are raised, when that is due, to what holds
 // then: that is as it was before.
-func (c *Catalog) keepAll(ctx context.Context, name string, by *Override, agreed *Edit) (Edit, error) {
-	known, version, at, err := c.table.pending(ctx, c.table.pool, name, c.config.Clock)
+func (c *Catalog) keepAll(ctx context.Context, name string, by *Override, agreed *Edit) (made Edit, err error) {
+	known, version, at, err := c.table.pending(ctx, c.table.pool, name, AllKeys, c.config.Clock)
 	if err == nil {
 		err = c.Refresh(ctx)
 	}
@@ -331,41 +405,113 @@ func (c *Catalog) keepAll(ctx context.Context, name string, by *Override, agreed
 		return Edit{}, err
 	}
 	k.version, k.at, k.pending = version, unlike(at, known), known
-	own := &pending{}
 	if from, to := k.holds(AllKeys, c.config.Clock); k.limit != nil && changes(from, to) { // and not a mode
 		r := k.replacement(AllKeys, from, to, false)
-		if own = k.record(&r); r.By != nil {
-			err = c.begin(ctx, own, &k)
+		if k.most = k.record(&r); r.By != nil {
+			err = c.begin(ctx, &k)
 		}
 		if err == nil {
-			err = c.eachKeys(ctx, k.limit, func(keys []string) error { return c.keepKeys(ctx, &k, own, to, keys) })
+			err = c.eachKeys(ctx, k.limit, func(keys []string) error {
+				return c.besideEdits(ctx, &k, by, agreed, func() error { return c.keepKeys(ctx, &k, keys) })
+			})
 		}
 		if err != nil {
 			return Edit{}, err
 		}
 	}
-	var made Edit
-	err = pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) (err error) {
-		made, err = c.write(ctx, tx, name, AllKeys, by, agreed, func() error { return c.unchanged(ctx, tx, &k) })
-		if err == nil && len(own.by) > 0 {
-			if err = c.putOff(ctx, tx, own, c.within()); err == nil {
-				_, err = tx.Exec(ctx, c.table.sql(dropPending), name, nil, own.mark) // their rows are marked anew
-			}
-		}
+	err = c.besideEdits(ctx, &k, by, agreed, func() (err error) {
+		made, err = c.define(ctx, &k, by, agreed)
 		return err
 	})
 	return made, err
 }
 
+// besideEdits runs a part of an edit for all keys. If keys were edited meanwhile, their rows are marked
+// anew, and it runs again: of a limit with many keys, one is edited before all are marked. It is errAgain if
+// more has changed than keys.
+func (c *Catalog) besideEdits(ctx context.Context, k *keeping, by *Override, agreed *Edit, do func() error) error {
+	for range mostTries {
+		if err := do(); !errors.Is(err, errAgain) || !k.most.marks() {
+			return err
+		}
+		known, version, _, err := c.table.pending(ctx, c.table.pool, k.edit.Name, AllKeys, c.config.Clock)
+		if err != nil {
+			return err
+		}
+		keys, err := c.table.changedSince(ctx, k.edit.Name, k.version)
+		if err == nil {
+			err = c.Refresh(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		if slices.Contains(keys, AllKeys) || !slices.ContainsFunc(known, func(p pending) bool { return p.id == k.most.id }) {
+			return errAgain
+		}
+		plan, err := c.planned(c.view.Load(), k.edit.Name, AllKeys, by, agreed)
+		if err != nil {
+			return err
+		}
+		seen := k.version
+		k.edit, k.limit, k.pending, k.version = plan.edit, plan.limit, known, version
+		for some := range slices.Chunk(keys, keptAtOnce) {
+			if err = c.keepKeys(ctx, k, some); errors.Is(err, errAgain) {
+				k.version = seen
+				break
+			} else if err != nil {
+				return err
+			}
+		}
+		if k.pending, _, _, err = c.table.pending(ctx, c.table.pool, k.edit.Name, AllKeys, c.config.Clock); err != nil {
+			return err // with what these keys have pending now
+		}
+	}
+	return errAgain
+}
+
+// define writes the definition of an edit for all keys, once their rows are marked, and changes those
+// that could not be: they are paused. A cut is completed at once.
+func (c *Catalog) define(ctx context.Context, k *keeping, by *Override, agreed *Edit) (made Edit, err error) {
+	slices.Sort(k.paused)
+	k.paused = slices.Compact(k.paused)
+	do := func(ctx context.Context, tx pgx.Tx) error {
+		done, err := c.replaceKeys(ctx, tx, k, k.paused, true)
+		if err != nil {
+			return err
+		}
+		made, err = c.write(ctx, tx, k.edit.Name, AllKeys, by, agreed, func() error { return c.unchanged(ctx, tx, k, done.apart...) })
+		if err != nil || !k.most.marks() {
+			return err
+		}
+		after := c.within()
+		if k.most.cuts() {
+			after = 0
+		}
+		if err = c.putOff(ctx, tx, k.most, after); err == nil {
+			err = c.table.release(ctx, tx, k.most.name, time.Time{}, c.within(), c.config.Clock)
+		}
+		return err
+	}
+	if len(k.paused) > 0 {
+		err = c.config.Store.ReplaceFunc(ctx, k.limit, k.paused, do)
+	} else {
+		err = pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error { return do(ctx, tx) })
+	}
+	if err == nil && k.most.cuts() {
+		_, _ = c.Complete(ctx) // otherwise others do
+	}
+	return made, err
+}
+
 // begin writes what is pending of an edit, before any row has its mark.
-func (c *Catalog) begin(ctx context.Context, own *pending, k *keeping) error {
+func (c *Catalog) begin(ctx context.Context, k *keeping) error {
 	return pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error {
 		err := c.table.lock(ctx, tx)
 		if err == nil {
 			err = c.unchanged(ctx, tx, k)
 		}
 		if err == nil {
-			err = c.table.addPending(ctx, tx, own, leased, c.config.Clock)
+			err = c.table.addPending(ctx, tx, k.most, leased, c.config.Clock)
 		}
 		return err
 	})
@@ -380,34 +526,64 @@ func (c *Catalog) putOff(ctx context.Context, tx pgx.Tx, p *pending, after time.
 	return err
 }
 
-// keepKeys makes an edit for all keys of some. A key whose override leaves it concerned, but measured
-// otherwise, is pending by itself.
-func (c *Catalog) keepKeys(ctx context.Context, k *keeping, own *pending, to ratelimit.Limit, keys []string) error {
-	return c.config.Store.ReplaceFunc(ctx, k.limit, keys, func(ctx context.Context, tx pgx.Tx) error {
-		var all []ratelimit.Replacement
-		var others []*pending
-		for _, key := range keys {
-			is, will := k.holds(key, c.config.Clock)
-			if !changes(is, will) {
-				continue
-			}
-			r := k.replacement(key, is, will, false)
-			if will != to && r.By != nil {
-				r.Mark = apart(r.Mark)
-				others = append(others, k.record(&r))
-			}
-			all = append(all, r)
+// keepKeys marks the rows of some keys, and remembers those that are paused, which nobody takes from: they
+// are changed with the definition.
+func (c *Catalog) keepKeys(ctx context.Context, k *keeping, keys []string) error {
+	var done replaced
+	err := c.config.Store.ReplaceFunc(ctx, k.limit, keys, func(ctx context.Context, tx pgx.Tx) (err error) {
+		if done, err = c.replaceKeys(ctx, tx, k, keys, false); err == nil {
+			err = c.unchanged(ctx, tx, k, done.apart...)
 		}
-		if _, err := c.config.Store.ReplaceTx(ctx, tx, all...); err != nil {
-			return err
-		}
-		err := c.unchanged(ctx, tx, k)
-		for i := 0; i < len(others) && err == nil; i++ {
-			err = c.table.putPending(ctx, tx, others[i], leased, c.config.Clock)
-		}
-		if err == nil && len(own.by) > 0 {
-			err = c.putOff(ctx, tx, own, leased)
+		if err == nil && k.most.marks() {
+			err = c.putOff(ctx, tx, k.most, leased)
 		}
 		return err
 	})
+	if err == nil {
+		k.paused = append(k.paused, done.paused...)
+		k.pending = slices.DeleteFunc(k.pending, func(p pending) bool { return slices.Contains(done.apart, p.key) })
+	}
+	return err
+}
+
+// replaced is keys of an edit for all keys: those that are paused, and those that are pending by themselves.
+type replaced struct{ paused, apart []string }
+
+// replaceKeys changes the rows of some keys of an edit for all keys. Until the definition is sure, one that
+// cannot be marked stays as it is. A key whose override leaves it concerned, but measured otherwise, is
+// pending by itself.
+func (c *Catalog) replaceKeys(ctx context.Context, tx pgx.Tx, k *keeping, keys []string, sure bool) (done replaced, err error) {
+	var all []ratelimit.Replacement
+	var others []*pending
+	for _, key := range keys {
+		is, will := k.holds(key, c.config.Clock)
+		if !changes(is, will) {
+			continue
+		}
+		r := k.replacement(key, is, will, sure)
+		if r.By != nil && !k.asMost(key, is, will) {
+			r.Mark = apart(r.Mark)
+			others, done.apart = append(others, k.record(&r)), append(done.apart, key)
+		}
+		if r.By != nil && !sure {
+			r.To = is
+		}
+		all = append(all, r)
+	}
+	statuses, err := c.config.Store.ReplaceTx(ctx, tx, all...)
+	for i := range statuses {
+		if s := &statuses[i]; all[i].By != nil && s.PausedUntil.After(s.At) {
+			done.paused = append(done.paused, s.Request.Key)
+		}
+	}
+	for i := 0; i < len(others) && err == nil; i++ {
+		err = c.table.putPending(ctx, tx, others[i], unsure, c.config.Clock)
+	}
+	return done, err
+}
+
+// asMost reports whether a key is measured as most keys of an edit are.
+func (k *keeping) asMost(key string, is, will ratelimit.Limit) bool {
+	return k.most.marks() && k.most.by[1] == is && k.most.by[2] == will &&
+		!slices.ContainsFunc(k.pending, func(p pending) bool { return p.key == key })
 }

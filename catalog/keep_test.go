@@ -8,6 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
@@ -40,6 +43,7 @@ type keeper struct {
 		catalog.Store
 		Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 		Reset(ctx context.Context, limit ratelimit.Limit, key string) error
+		Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (time.Time, error)
 	}
 }
 
@@ -149,7 +153,8 @@ func TestEditsKeepWhatWasUsed(t *testing.T) {
 // used is given back, and no more than the larger limit is granted.
 func TestKeptHistories(t *testing.T) {
 	t.Parallel()
-	db := newDB(t)
+	var kill killer
+	db := newDB(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = &kill }))
 	n := uint64(100)
 	if testing.Short() {
 		n = 20
@@ -160,7 +165,7 @@ func TestKeptHistories(t *testing.T) {
 		if seed%2 == 0 {
 			limit = ratelimit.FixedWindow{Name: fmt.Sprint("w", seed), Rate: 100, Period: time.Minute}
 		}
-		h := keptHistory{r: r, clock: newTestClock(), limit: limit}
+		h := keptHistory{r: r, clock: newTestClock(), limit: limit, kill: &kill}
 		h.now, h.late = newKeeper(t, db, h.clock.now), newKeeper(t, db, h.clock.now)
 		must(t, h.now.Publish(t.Context(), limit))
 		must(t, h.late.Refresh(t.Context()))
@@ -176,7 +181,7 @@ func TestKeptHistories(t *testing.T) {
 		must(t, err)
 	}
 	var marks int
-	must(t, db.Pool.QueryRow(t.Context(), "SELECT (SELECT count(*) FROM "+db.Schema+".rate_limits WHERE paused IS NOT NULL) + (SELECT count(*) FROM "+db.Schema+".rate_limit_pending)").Scan(&marks))
+	must(t, db.Pool.QueryRow(t.Context(), "SELECT (SELECT count(*) FROM "+db.Schema+".rate_limits WHERE paused < '2000-01-01') + (SELECT count(*) FROM "+db.Schema+".rate_limit_pending)").Scan(&marks))
 	if marks > 0 {
 		t.Errorf("%d rows still have a mark, or are pending", marks)
 	}
@@ -187,6 +192,7 @@ type keptHistory struct {
 	r         *rand.Rand
 	clock     *testClock
 	limit     ratelimit.Limit
+	kill      *killer
 	now, late keeper    // late reads raises up to 8 seconds later
 	read      time.Time // when late has read
 	right     bucket.State
@@ -210,8 +216,9 @@ func (h *keptHistory) step(t *testing.T) {
 	}
 	before := h.holds()
 	h.right = before.Refill(h.right, h.clock.now())
-	switch h.r.IntN(12) {
+	switch h.r.IntN(14) {
 	case 0, 1:
+		made, killed := false, false
 		name, key := ratelimit.NameOf(h.limit), []string{"k", catalog.AllKeys}[h.r.IntN(2)]
 		o := catalog.Override{Rate: float64(10 + h.r.IntN(300))}
 		if before.Kind == bucket.TokenBucket {
@@ -220,16 +227,28 @@ func (h *keptHistory) step(t *testing.T) {
 		if h.r.IntN(4) == 0 {
 			edited(t)(h.now.Unset(t.Context(), name, key))
 		} else {
-			edited(t)(h.now.Set(t.Context(), name, key, o))
+			made, killed = h.kill.edit(t, h.now, name, key, o, h.r.IntN(40)) // which often is not killed
 		}
 		after := h.holds()
 		h.right = before.Change(after, "k", []bucket.State{h.right}, nil, h.clock.now())[0]
 		if after.Capacity < before.Capacity {
 			must(t, h.late.Refresh(t.Context())) // by which the bound would be that of before
 		}
+		if made && killed { // while it completed a cut, which another does in its place
+			h.clock.add(31 * time.Second)
+			_, err := h.late.Complete(t.Context())
+			must(t, err)
+			h.right = after.Refill(h.right, h.clock.now())
+		}
 	case 2:
 		_, err := h.late.Complete(t.Context())
 		must(t, err)
+	case 12:
+		edited(t)(h.now.Set(t.Context(), ratelimit.NameOf(h.limit), "k", catalog.Override{MaxReserved: float64(1 + h.r.IntN(90))}))
+	case 13:
+		until, err := h.late.store.Pause(t.Context(), h.late.For(h.limit, "k").Limit, "k", time.Duration(1+h.r.IntN(8))*time.Second)
+		must(t, err)
+		h.right = before.Pause(h.right, h.clock.now(), until)
 	case 3:
 		must(t, h.now.store.Reset(t.Context(), h.limit, "k"))
 		h.reset()
@@ -238,6 +257,152 @@ func (h *keptHistory) step(t *testing.T) {
 		if n := float64(1 + h.r.IntN(10)); by.take(t, h.limit, "k", n) {
 			h.right.Value -= n
 		}
+	}
+}
+
+// killer ends an edit at its n-th statement, as if its process was killed.
+type killer struct {
+	n    int
+	kill func()
+}
+
+func (k *killer) hit() {
+	if k.n--; k.n == 0 {
+		k.kill()
+	}
+}
+
+func (k *killer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	k.hit()
+	return ctx
+}
+func (*killer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (k *killer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	k.hit()
+	return ctx
+}
+func (*killer) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (*killer) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+
+// edit runs an edit that is killed at its n-th statement, and reports whether it is made.
+func (k *killer) edit(t *testing.T, c keeper, name, key string, o catalog.Override, n int) (made, killed bool) {
+	t.Helper()
+	before, _ := c.Override(name, key)
+	ctx, kill := context.WithCancel(t.Context())
+	defer kill()
+	k.n, k.kill = n, kill
+	_, err := c.Set(ctx, name, key, o)
+	k.n = 0
+	if killed = ctx.Err() != nil; !killed {
+		must(t, err)
+	}
+	must(t, c.Refresh(t.Context()))
+	after, _ := c.Override(name, key)
+	return after.Override != before.Override, killed
+}
+
+// An edit for all keys that is killed at any of its statements is made, or leaves every key exactly what
+// it had: one that used more than it would have, one in debt, one that is paused, one that is being raised,
+// and one whose override leaves it concerned. Those that are not concerned keep theirs in any case.
+func TestKilledEditsForAllKeys(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	var kill killer
+	db, clock := newDB(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = &kill })), newTestClock()
+	k := newKeeper(t, db, clock.now)
+	rates, outcomes := []float64{20, 300}, map[bool]int{}
+	for _, rate := range rates {
+		for n := 1; ; n++ {
+			limit := ratelimit.FixedWindow{Name: fmt.Sprint(rate, " at ", n), Rate: 100, Every: ratelimit.Month, MaxReserved: 50}
+			must(t, k.Publish(t.Context(), limit))
+			right := map[string]float64{"little": 95, "much": 5, "debt": -30, "paused": 40, "raised": 60, "apart": 30, "own": 10}
+			for key, left := range right {
+				_, err := k.store.(*pgstore.Store).Reserve(t.Context(), limit.ForN(key, 100-left))
+				must(t, err)
+			}
+			_, err := k.store.Pause(t.Context(), limit, "paused", time.Minute)
+			must(t, err)
+			edited(t)(k.Set(t.Context(), limit.Name, "apart", catalog.Override{MaxReserved: 10}))
+			edited(t)(k.Set(t.Context(), limit.Name, "own", catalog.Override{Rate: 50}))
+			edited(t)(k.Set(t.Context(), limit.Name, "raised", catalog.Override{Capacity: 110}))
+			right["own"], right["raised"] = 0, 70
+			made, killed := kill.edit(t, k, limit.Name, catalog.AllKeys, catalog.Override{Rate: rate}, n)
+			if made {
+				for key := range right {
+					if d := rate - 100; key != "own" && key != "raised" {
+						right[key] = max(right[key]+d, min(right[key], 0))
+					}
+				}
+			}
+			outcomes[made]++
+			for range 3 {
+				clock.add(31 * time.Second)
+				_, err = k.Complete(t.Context())
+				must(t, err)
+			}
+			for key, want := range right {
+				if got := k.left(t, limit, key); got != want {
+					t.Errorf("killed at statement %d, made %v: %q has %v left, want %v", n, made, key, got, want)
+				}
+			}
+			if !killed {
+				break
+			}
+		}
+	}
+	if outcomes[false] < 10 || outcomes[true] < 2 {
+		t.Errorf("%d edits were made, and %d not: this tests nothing", outcomes[true], outcomes[false])
+	}
+}
+
+// An edit for all keys goes on with keys that are edited while it is under way, of which there is one in
+// each batch.
+func TestEditsOfKeysBesideOneForAll(t *testing.T) {
+	t.Parallel()
+	var kill killer
+	db, clock := newDB(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = &kill })), newTestClock()
+	k, beside := newKeeper(t, db, clock.now), newKeeper(t, db, clock.now)
+	for i := range 500 {
+		k.take(t, monthly, fmt.Sprintf("%03d", i), 60)
+	}
+	edits, each := 0, 30
+	kill.n, kill.kill = each, func() {
+		key := fmt.Sprintf("%03d", 499-edits*37%500)
+		edited(t)(beside.Set(t.Context(), "monthly", key, catalog.Override{MaxReserved: float64(1 + edits)}))
+		edits++
+		kill.n = each
+	}
+	edited(t)(k.Set(t.Context(), "monthly", catalog.AllKeys, catalog.Override{Rate: 80}))
+	kill.n = 0
+	clock.add(time.Minute)
+	_, err := k.Complete(t.Context())
+	must(t, err)
+	for i := range 500 {
+		if got := k.left(t, monthly, fmt.Sprintf("%03d", i)); got != 20 {
+			t.Fatalf("key %d has %v left, want 20", i, got)
+		}
+	}
+	if edits < 1 {
+		t.Errorf("%d edits beside it", edits)
+	}
+}
+
+// A key that has no row is raised as well: a process that takes by the definition of before does not make
+// it one with less.
+func TestRaiseOfAKeyWithoutARow(t *testing.T) {
+	t.Parallel()
+	db, clock := newDB(t), newTestClock()
+	k := newKeeper(t, db, clock.now)
+	old := k.For(monthly, "new").Limit
+	edited(t)(k.Set(t.Context(), "monthly", "new", catalog.Override{Rate: 1000}))
+	if result, err := k.store.Allow(t.Context(), old.For("new")); err != nil || !result.OK {
+		t.Fatalf("%v, %v", result, err)
+	}
+	clock.add(10 * time.Second)
+	_, err := k.Complete(t.Context())
+	must(t, err)
+	if got := k.left(t, monthly, "new"); got != 999 {
+		t.Errorf("%v left, want 999", got)
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 // memory is the catalog in memory.
@@ -153,6 +155,7 @@ func jsonOf[T published | Override](v T, ok bool) json.RawMessage {
 		put("every", v.Every != 0, v.Every.String())
 		put("zone", v.Every != 0, v.Zone)
 		put("anchor", v.Every != 0, v.Anchor.String())
+		put("time", v.Time != 0, bucket.TimeOfDay(v.Time))
 	case Override:
 		put("rate", v.Rate != 0, v.Rate)
 		put("period", v.Period != 0, v.Period.String())

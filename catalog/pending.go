@@ -16,6 +16,9 @@ const (
 
 	// leased is for how long nobody else completes what a process is at.
 	leased = 30 * time.Second
+
+	// unsure has a key's rows be due with those of the edit for all keys that marks them.
+	unsure = time.Duration(-1)
 )
 
 // pending is rows of a limit that have a mark: by what they are measured, until they are raised to
@@ -26,6 +29,14 @@ type pending struct {
 	key  string // or AllKeys
 	mark time.Time
 	by   []ratelimit.Limit
+}
+
+// marks reports whether rows have the mark.
+func (p *pending) marks() bool { return p != nil && len(p.by) > 0 }
+
+// cuts reports whether an edit for all keys takes from rows.
+func (p *pending) cuts() bool {
+	return p.marks() && p.by[2].Definition().Capacity < p.by[1].Definition().Capacity
 }
 
 // marked returns how rows of a key are measured that have marks.
@@ -42,29 +53,56 @@ func marked(all []pending, key string) (of []ratelimit.Marked) {
 const pendingNow = `coalesce($1::timestamptz, clock_timestamp())`
 
 const readPending = `SELECT (extract(epoch FROM ` + pendingNow + `) * 1000000)::int8,
-	(SELECT max(h.version) FROM rate_limit_history AS h WHERE h.name = $2::text),
+	(SELECT max(h.version) FROM rate_limit_history AS h WHERE h.name = $2::text AND ($3::text IS NULL OR h.key IS NULL OR h.key = $3::text)),
 	p.id::text, p.key, (extract(epoch FROM p.mark) * 1000000)::int8, p.measured
-FROM (SELECT) AS one LEFT JOIN rate_limit_pending AS p ON p.name = $2::text ORDER BY p.id`
+FROM (SELECT) AS one LEFT JOIN rate_limit_pending AS p ON p.name = $2::text AND ($3::text IS NULL OR p.key IS NULL OR p.key = $3::text) ORDER BY p.id`
 
-// pending reads what is pending of a limit, the newest version of it in the history, and the clock.
-func (t *table) pending(ctx context.Context, q querier, name string, clock func() time.Time) (all []pending, version int64, at time.Time, err error) {
-	rows, err := q.Query(ctx, t.sql(readPending), clockArg(clock), name)
+// pending reads what is pending of a key, the newest version in the history of what holds for it, and the
+// clock; for AllKeys, of all keys of the limit.
+func (t *table) pending(ctx context.Context, q querier, name, key string, clock func() time.Time) (all []pending, version int64, at time.Time, err error) {
+	rows, err := q.Query(ctx, t.sql(readPending), clockArg(clock), name, keyArg(key))
 	if err != nil {
 		return nil, 0, at, fault("read what is pending", err)
 	}
 	var now, newest, mark *int64
-	var id, key *string
+	var id, of *string
 	var measured []byte
-	_, err = pgx.ForEachRow(rows, []any{&now, &newest, &id, &key, &mark, &measured}, func() (err error) {
+	_, err = pgx.ForEachRow(rows, []any{&now, &newest, &id, &of, &mark, &measured}, func() (err error) {
 		if version, at = or(newest), instant(now); id == nil {
 			return nil
 		}
-		p := pending{id: *id, name: name, key: keyOf(key), mark: instant(mark)}
+		p := pending{id: *id, name: name, key: keyOf(of), mark: instant(mark)}
 		p.by, err = limitsOf(measured)
 		all = append(all, p)
 		return err
 	})
 	return all, version, at, fault("read what is pending", err)
+}
+
+// changedSince returns the keys of a limit that have changed since a version.
+const changedSince = `SELECT DISTINCT h.key FROM rate_limit_history AS h WHERE h.name = $1::text AND h.version > $2::int8`
+
+func (t *table) changedSince(ctx context.Context, name string, version int64) (keys []string, err error) {
+	rows, err := t.pool.Query(ctx, t.sql(changedSince), name, version)
+	var key *string
+	if err == nil {
+		_, err = pgx.ForEachRow(rows, []any{&key}, func() error { keys = append(keys, keyOf(key)); return nil })
+	}
+	return keys, fault("read what has changed", err)
+}
+
+const readPendingOfOthers = `SELECT (SELECT max(h.version) FROM rate_limit_history AS h WHERE h.name = $1::text AND ($3::text IS NULL OR h.key IS NULL OR h.key = $3::text)),
+	array(SELECT p.id::text FROM rate_limit_pending AS p
+		WHERE p.name = $1::text AND ($3::text IS NULL OR p.key IS NULL OR p.key = $3::text) AND p.mark <> ALL ($2::timestamptz[]) ORDER BY p.id)`
+
+// pendingOfOthers reads which others are pending beside an edit, and the newest version of what it concerns.
+func (t *table) pendingOfOthers(ctx context.Context, q querier, k *keeping) (ids []string, version int64, err error) {
+	var newest *int64
+	rows, err := q.Query(ctx, t.sql(readPendingOfOthers), k.edit.Name, k.own(), keyArg(k.edit.Key))
+	if err == nil {
+		_, err = pgx.ForEachRow(rows, []any{&newest, &ids}, func() error { return nil })
+	}
+	return ids, or(newest), fault("read what is pending", err)
 }
 
 // limitsOf reads limits as they are stored.
@@ -80,12 +118,16 @@ func limitsOf(text []byte) (limits []ratelimit.Limit, err error) {
 }
 
 const (
-	dropPending = `DELETE FROM rate_limit_pending AS p WHERE p.name = $1::text AND (p.key = $2::text OR p.key IS NULL AND $2::text IS NULL) AND p.mark <> $3::timestamptz`
+	dropPending = `DELETE FROM rate_limit_pending AS p WHERE p.name = $1::text AND p.key = $2::text`
 	addPending  = `INSERT INTO rate_limit_pending AS p (name, key, mark, measured, due)
-VALUES ($2::text, $3::text, $4::timestamptz, $5::text::jsonb, ` + pendingNow + ` + $6::float8 * interval '1 microsecond')`
-	// Also of keys apart: see keepKeys.
+VALUES ($2::text, $3::text, $4::timestamptz, $5::text::jsonb, coalesce(` + pendingNow + ` + $6::float8 * interval '1 microsecond', 'infinity'))
+RETURNING p.id::text`
 	putOffPending = `UPDATE rate_limit_pending AS p SET due = ` + pendingNow + ` + $4::float8 * interval '1 microsecond'
-WHERE p.name = $2::text AND p.mark BETWEEN $3::timestamptz AND $3::timestamptz + interval '1 microsecond'`
+WHERE p.name = $2::text AND p.key IS NULL AND p.mark = $3::timestamptz`
+	// Keys that are pending beside an edit for all keys; of all such edits without a mark. A cut is due now.
+	releasePending = `UPDATE rate_limit_pending AS p SET due = ` + pendingNow + ` +
+	CASE WHEN replace(p.measured->2->>'capacity', 'none', '0')::float8 < replace(p.measured->1->>'capacity', 'none', '0')::float8 THEN 0 ELSE $4::float8 END * interval '1 microsecond'
+WHERE p.name = $2::text AND p.due = 'infinity' AND ($3::timestamptz IS NULL OR p.mark = $3::timestamptz)`
 	endPending   = `DELETE FROM rate_limit_pending AS p WHERE p.id = $1::uuid`
 	claimPending = `UPDATE rate_limit_pending AS p SET due = ` + pendingNow + ` + $2::float8 * interval '1 microsecond'
 WHERE p.id = (SELECT d.id FROM rate_limit_pending AS d WHERE d.due <= ` + pendingNow + ` ORDER BY d.due LIMIT 1 FOR UPDATE SKIP LOCKED)
@@ -94,7 +136,7 @@ RETURNING p.id::text, p.name, p.key, (extract(epoch FROM p.mark) * 1000000)::int
 
 // putPending writes what is pending of a key in place of what was, to be completed after a time.
 func (t *table) putPending(ctx context.Context, q querier, p *pending, after time.Duration, clock func() time.Time) error {
-	if _, err := q.Exec(ctx, t.sql(dropPending), p.name, keyArg(p.key), p.mark); err != nil || len(p.by) == 0 {
+	if _, err := q.Exec(ctx, t.sql(dropPending), p.name, p.key); err != nil || len(p.by) == 0 {
 		return fault("write what is pending", err)
 	}
 	return t.addPending(ctx, q, p, after, clock)
@@ -107,9 +149,24 @@ func (t *table) addPending(ctx context.Context, q querier, p *pending, after tim
 		all[i] = l.Definition()
 	}
 	text, err := json.Marshal(all)
-	if err == nil {
-		_, err = q.Exec(ctx, t.sql(addPending), clockArg(clock), p.name, keyArg(p.key), p.mark, string(text), float64(after.Microseconds()))
+	var due *float64
+	if after != unsure {
+		due = notZero(float64(after.Microseconds()))
 	}
+	var rows pgx.Rows
+	if err == nil {
+		rows, err = q.Query(ctx, t.sql(addPending), clockArg(clock), p.name, keyArg(p.key), p.mark, string(text), due)
+	}
+	if err == nil {
+		p.id, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[string])
+	}
+	return fault("write what is pending", err)
+}
+
+// release has keys that are pending beside an edit for all keys be due after a time, or beside all such
+// edits if the mark is zero.
+func (t *table) release(ctx context.Context, q querier, name string, mark time.Time, after time.Duration, clock func() time.Time) error {
+	_, err := q.Exec(ctx, t.sql(releasePending), clockArg(clock), name, orNull(mark), float64(after.Microseconds()))
 	return fault("write what is pending", err)
 }
 
@@ -228,7 +285,12 @@ func (c *Catalog) complete(ctx context.Context, p *pending) (keys int, err error
 	if err = c.eachKeys(ctx, limit, func(some []string) error { return raise(some, false) }); err != nil {
 		return keys, err
 	}
-	return keys, c.table.endPending(ctx, c.table.pool, p.id)
+	return keys, pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error {
+		if err := c.table.release(ctx, tx, p.name, apart(p.mark), 0, c.config.Clock); err != nil {
+			return err
+		}
+		return c.table.endPending(ctx, tx, p.id)
+	})
 }
 
 // eachKeys calls do with the keys of a limit that have rows, some at a time, in their order.

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 // ErrNotMigrated is the error when a table of the catalog is not where it is looked for: apply
@@ -49,7 +50,7 @@ func (t *table) sql(text string) string { return t.names.Replace(text) }
 // columns are those of a definition or override, as scan reads them: instants and spans are
 // microseconds, so that no DateStyle and no IntervalStyle matters.
 const columns = `d.name, d.key, d.kind, d.rate, (extract(epoch FROM d.period) * 1000000)::int8, d.capacity, d.max_reserved,
-	d.shards, (extract(epoch FROM d.start) * 1000000)::int8, d.slots, d.every, d.zone, to_char(d.anchor, 'YYYY-MM-DD'),
+	d.shards, (extract(epoch FROM d.start) * 1000000)::int8, d.slots, d.every, d.zone, to_char(d.anchor, 'YYYY-MM-DD'), d.time,
 	d.at_once, (extract(epoch FROM d.lease) * 1000000)::int8, d.mode, d.enabled, (extract(epoch FROM d.until) * 1000000)::int8,
 	coalesce(d.note, ''), (extract(epoch FROM d.updated_at) * 1000000)::int8`
 
@@ -63,7 +64,8 @@ type storedRow struct {
 	period, lease               *int64
 	shards, slots, atOnce       *int
 	start, until, updatedAt     *int64
-	every, zone, anchor, mode   *string
+	every, zone, anchor, time   *string
+	mode                        *string
 	enabled                     *bool
 	note                        string
 }
@@ -71,7 +73,7 @@ type storedRow struct {
 func (s *storedRow) fields(more ...any) []any {
 	return append([]any{
 		&s.name, &s.key, &s.kind, &s.rate, &s.period, &s.capacity, &s.maxReserved,
-		&s.shards, &s.start, &s.slots, &s.every, &s.zone, &s.anchor, &s.atOnce, &s.lease, &s.mode, &s.enabled, &s.until, &s.note, &s.updatedAt,
+		&s.shards, &s.start, &s.slots, &s.every, &s.zone, &s.anchor, &s.time, &s.atOnce, &s.lease, &s.mode, &s.enabled, &s.until, &s.note, &s.updatedAt,
 	}, more...)
 }
 
@@ -132,6 +134,7 @@ func (s *storedRow) definition() (ratelimit.Definition, error) {
 		if d.Every, err = ratelimit.ParseUnit(*s.every); err == nil {
 			d.Anchor, err = ratelimit.ParseDate(or(s.anchor))
 		}
+		d.Time, _ = bucket.ParseTimeOfDay(or(s.time)) // which the table checks; NULL is midnight
 		if err != nil {
 			return ratelimit.Definition{}, err
 		}
@@ -276,14 +279,14 @@ func (t *table) rowsOf(ctx context.Context, q querier, names []string, key strin
 	return r, nil
 }
 
-const values = ` (name, key, kind, rate, period, capacity, max_reserved, shards, start, slots, enabled, until, note, every, zone, anchor, at_once, lease, mode)
+const values = ` (name, key, kind, rate, period, capacity, max_reserved, shards, start, slots, enabled, until, note, every, zone, anchor, at_once, lease, mode, time)
 VALUES ($1::text, $2::text, $3::text, $4::float8, $5::float8 * interval '1 microsecond', $6::float8, $7::float8,
 	$8::int4, $9::timestamptz, $10::int4, $11::bool, $12::timestamptz, $13::text, $14::text, $15::text, $16::text::date,
-	$17::int4, $18::float8 * interval '1 microsecond', $19::text)`
+	$17::int4, $18::float8 * interval '1 microsecond', $19::text, $20::text)`
 
 const update = ` DO UPDATE SET kind = excluded.kind, rate = excluded.rate, period = excluded.period, capacity = excluded.capacity,
 	max_reserved = excluded.max_reserved, shards = excluded.shards, start = excluded.start, slots = excluded.slots,
-	every = excluded.every, zone = excluded.zone, anchor = excluded.anchor,
+	every = excluded.every, zone = excluded.zone, anchor = excluded.anchor, time = excluded.time,
 	at_once = excluded.at_once, lease = excluded.lease, mode = excluded.mode,
 	enabled = excluded.enabled, until = excluded.until, note = excluded.note`
 
@@ -296,7 +299,7 @@ const (
 func (t *table) publish(ctx context.Context, q querier, p *published) error {
 	if l := p.inFlight; l != nil {
 		_, err := q.Exec(ctx, t.sql(putPublished), l.Name, nil, p.kind(), nil, nil, nil, nil, nil, nil, nil, true, nil, nil, nil, nil, nil,
-			int32(l.Limit), float64(l.Lease.Microseconds()), nil)
+			int32(l.Limit), float64(l.Lease.Microseconds()), nil, nil)
 		return fault("publish", err)
 	}
 	d := &p.Definition
@@ -304,12 +307,15 @@ func (t *table) publish(ctx context.Context, q querier, p *published) error {
 	if !follows(*d) && d.Kind != ratelimit.KindSlidingWindow {
 		capacity = &d.Capacity
 	}
-	var every, zone, anchor *string
+	var every, zone, anchor, at *string
 	if d.Every != 0 {
 		every, zone, anchor = notZero(d.Every.String()), &d.Zone, notZero(d.Anchor.String())
 	}
+	if d.Time != 0 {
+		at = notZero(bucket.TimeOfDay(d.Time))
+	}
 	_, err := q.Exec(ctx, t.sql(putPublished), d.Name, nil, d.Kind.String(), d.Rate, float64(d.Period.Microseconds()), capacity, d.MaxReserved,
-		int32(d.Shards), orNull(d.Start), notZero(int32(d.Slots)), true, nil, nil, every, zone, anchor, nil, nil, nil)
+		int32(d.Shards), orNull(d.Start), notZero(int32(d.Slots)), true, nil, nil, every, zone, anchor, nil, nil, nil, at)
 	return fault("publish", err)
 }
 
@@ -324,7 +330,7 @@ func (t *table) set(ctx context.Context, q querier, e *Entry) error {
 	}
 	_, err := q.Exec(ctx, t.sql(sql), e.Name, keyArg(e.Key), nil, notZero(e.Rate), notZero(float64(e.Period.Microseconds())), stored(e.Capacity), stored(e.MaxReserved),
 		nil, nil, notZero(int32(e.Slots)), e.Switch != Off, orNull(e.Until), notZero(e.Note), nil, nil, nil,
-		notZero(int32(e.AtOnce)), notZero(float64(e.Lease.Microseconds())), mode)
+		notZero(int32(e.AtOnce)), notZero(float64(e.Lease.Microseconds())), mode, nil)
 	return fault("set an override", err)
 }
 

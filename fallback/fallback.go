@@ -257,7 +257,7 @@ func asked(result *ratelimit.Result) bool {
 // decideHere decides a call without the database.
 func (s *Store) decideHere(verb decide.Verb, requests []ratelimit.Request, quiet *silence) (result ratelimit.Result, err error) {
 	decideEnforced := func(requests []ratelimit.Request) (ratelimit.Result, error) {
-		switch _, err := verb.Call(nil, false, requests); {
+		switch _, err := verb.Call(nil, nil, false, requests); {
 		case err != nil:
 			return ratelimit.Result{}, err
 		case s.memory == nil:

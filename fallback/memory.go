@@ -89,7 +89,7 @@ func (m *memory) decide(verb decide.Verb, requests []ratelimit.Request) (result 
 	if !ok {
 		return result, tooSmall
 	}
-	call, err := verb.Call(nil, false, shares)
+	call, err := verb.Call(nil, nil, false, shares)
 	if err != nil { // more than there can ever be in the share
 		return result, tooSmall
 	}

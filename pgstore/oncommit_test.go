@@ -283,10 +283,16 @@ func TestOnCommitEndsItself(t *testing.T) {
 	})
 	t.Run("the transaction of before", func(t *testing.T) {
 		s := newShop(t, 10)
-		var kept pgx.Tx
-		_, _ = s.store.AllowOnCommit(t.Context(), s.requests(), "", func(tx pgx.Tx) error { kept = tx; return errTest })
-		if _, err := kept.Exec(t.Context(), "SELECT 1"); !errors.Is(err, pgx.ErrTxClosed) || kept.Conn().IsClosed() {
-			t.Errorf("got %v, closed %v", err, kept.Conn().IsClosed())
+		for _, do := range []func(context.Context, pgx.Tx) error{func(context.Context, pgx.Tx) error { return errTest }, ending("ROLLBACK")} {
+			var kept pgx.Tx
+			_, _ = s.store.AllowOnCommit(t.Context(), s.requests(), "", func(tx pgx.Tx) error {
+				kept = tx
+				_, err := tx.Exec(t.Context(), "SELECT 1")
+				return errors.Join(err, do(t.Context(), tx))
+			})
+			if _, err := kept.Exec(t.Context(), "SELECT 1"); !errors.Is(err, pgx.ErrTxClosed) || kept.Conn().IsClosed() {
+				t.Errorf("got %v, closed %v", err, kept.Conn().IsClosed())
+			}
 		}
 	})
 }
@@ -414,50 +420,62 @@ func TestOnCommitShadow(t *testing.T) {
 }
 
 // TestOnCommitLost loses the answer to the second COMMIT, after it was done and before it arrived. The
-// first one failed, after its takes were granted.
+// first one failed, after its takes were granted. Both are also the function's own.
 func TestOnCommitLost(t *testing.T) {
 	t.Parallel()
 	for _, committed := range []bool{true, false} {
-		t.Run(fmt.Sprintf("committed %v", committed), func(t *testing.T) {
-			t.Parallel()
-			r := newRelay(t)
-			db := pgtest.New(t, maxConns(2), r.through())
-			t.Cleanup(r.Close)
-			s := newShopOn(t, db, 10)
-			if _, err := s.store.AllowOnCommit(t.Context(), s.requests(), "", func(pgx.Tx) error { return nil }); err != nil {
-				t.Fatal(err) // it is known what server this is
-			}
-			s.atCommit(t, 1, `RAISE EXCEPTION 'raised by the test' USING ERRCODE = '40001'`)
-			result, err := onCommit(s.store, "")(within(t, 20*time.Second), s.requests(), s.order(t.Context(), func(pgx.Tx) error {
-				if s.runs.Load() == 1 {
-					return nil
-				}
-				fate := func(n int, _ []byte) relay.Fate {
-					if n == 1 {
-						return relay.Cut
-					}
-					return relay.Pass
-				}
-				if committed {
-					r.Interfere(nil, fate)
-				} else {
-					r.Interfere(fate, nil)
+		for _, own := range []bool{false, true} {
+			onCommitLost(t, committed, own)
+		}
+	}
+}
+
+func onCommitLost(t *testing.T, committed, own bool) {
+	t.Run(fmt.Sprintf("committed %v, by the function %v", committed, own), func(t *testing.T) {
+		t.Parallel()
+		r := newRelay(t)
+		db := pgtest.New(t, maxConns(2), r.through())
+		t.Cleanup(r.Close)
+		s := newShopOn(t, db, 10)
+		if _, err := s.store.AllowOnCommit(t.Context(), s.requests(), "", func(pgx.Tx) error { return nil }); err != nil {
+			t.Fatal(err) // it is known what server this is
+		}
+		s.atCommit(t, 1, `RAISE EXCEPTION 'raised by the test' USING ERRCODE = '40001'`)
+		result, err := onCommit(s.store, "")(within(t, 20*time.Second), s.requests(), s.order(t.Context(), func(tx pgx.Tx) error {
+			if s.runs.Load() == 1 {
+				if own {
+					return tx.Commit(t.Context())
 				}
 				return nil
-			}))
-			if (err == nil) != committed || result.OK != committed || result.Receipt != nil || errors.Is(err, pgstore.ErrOutcomeUnknown) {
-				t.Errorf("got %+v and %v", result, err)
 			}
-			s.wantRuns(t, 2)
-			want := 0
+			fate := func(n int, _ []byte) relay.Fate {
+				if n == 1 {
+					return relay.Cut
+				}
+				return relay.Pass
+			}
 			if committed {
-				want = 1
+				r.Interfere(nil, fate)
+			} else {
+				r.Interfere(fate, nil)
 			}
-			wantOrders(t, s.DB, "order", want)
-			wantLeft(t, s.store, s.limit.For("k"), float64(9-want))
-			idle(t, s.Pool)
-		})
-	}
+			if own {
+				_ = tx.Commit(t.Context())
+			}
+			return nil
+		}))
+		if (err == nil) != committed || result.OK != committed || result.Receipt != nil || errors.Is(err, pgstore.ErrOutcomeUnknown) {
+			t.Errorf("got %+v and %v", result, err)
+		}
+		s.wantRuns(t, 2)
+		want := 0
+		if committed {
+			want = 1
+		}
+		wantOrders(t, s.DB, "order", want)
+		wantLeft(t, s.store, s.limit.For("k"), float64(9-want))
+		idle(t, s.Pool)
+	})
 }
 
 // TestOnCommitReceipt cancels what was taken.

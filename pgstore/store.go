@@ -313,8 +313,10 @@ func (s *Store) ReserveFunc(ctx context.Context, requests []ratelimit.Request, d
 //
 // All else is as with AllowFunc: errors and panics of do, attempts and their deadline, and a COMMIT
 // whose answer is lost. If it turns out to be done, but the answers to the takes were lost with it,
-// the result is OK and has no receipt. do may end the transaction by tx.Commit, which takes as well.
-// If it sends COMMIT as a statement its work is committed, nothing is taken, and that is an error.
+// the result is OK and has no receipt. do may end the transaction by tx.Commit, which takes as well;
+// if that has no answer, the server is asked once do has returned. If do sends COMMIT as a statement
+// its work is committed, nothing is taken, and that is an error. The takes are sent under the role and
+// the search_path that do leaves behind.
 //
 // In batches pgx has no options for a statement. So a first statement with options, or several in one
 // text, is sent after BEGIN, in another round trip. So are Begin, CopyFrom, Prepare, LargeObjects and
@@ -346,7 +348,7 @@ func (s *Store) decide(ctx context.Context, verb decide.Verb, reserve bool, requ
 	return result, err
 }
 
-func (s *Store) decideWatched(ctx context.Context, w *watch.Watch, verb decide.Verb, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+func (s *Store) decideWatched(ctx context.Context, w *watch.Watch, verb decide.Verb, reserve bool, requests []ratelimit.Request) (result ratelimit.Result, err error) {
 	if decide.Moded(requests) {
 		if err := ctx.Err(); err != nil {
 			return ratelimit.Result{}, err
@@ -358,11 +360,15 @@ func (s *Store) decideWatched(ctx context.Context, w *watch.Watch, verb decide.V
 	if s.memory != nil && verb == decide.All {
 		return s.memory.Decide(ctx, w, reserve, requests)
 	}
-	call, err := verb.Call(&s.known.Definitions, reserve, requests)
-	if err != nil {
+	p := engine.NewPending()
+	p.Check = verb == decide.Look
+	if p.Call, err = verb.Call(&s.known.Definitions, p.One[:0], reserve, requests); err != nil {
 		return ratelimit.Result{}, err
 	}
-	return s.engine.Decide(ctx, w, &engine.Pending{Call: call, Check: verb == decide.Look})
+	if result, err = s.engine.Decide(ctx, w, p); err == nil && s.memory == nil {
+		p.Free()
+	}
+	return result, err
 }
 
 // decideTx decides the requests of a verb in tx.

@@ -9,7 +9,8 @@ import (
 
 // Ticket is one call that waits to be served.
 type Ticket[T any] struct {
-	Value T // serve's, and once the ticket is finished the caller's
+	Value   T    // serve's, and once the ticket is finished the caller's
+	Refused bool // serve's, also once the ticket is finished
 
 	ctx      context.Context
 	deadline time.Duration // since epoch, of a caller without one in its context; 0 if it waits without bound

@@ -14,13 +14,7 @@ import (
 // the tokens of it that are out; outs may be nil. Rows that only d has are empty: to a program
 // that still has d a missing one would be full.
 func (d *Definition) Change(to *Definition, key string, states []State, outs []Out, now time.Time) []State {
-	var all Out
-	for _, out := range outs {
-		if out.Tokens > 0 && out.Until.After(now) {
-			all = Out{Tokens: all.Tokens + out.Tokens, Until: Later(all.Until, out.Until)}
-		}
-	}
-	each, empty := d.kind().change(d, to, key, states, all, now)
+	each, empty := d.kind().change(d, to, key, states, allOut(outs, now), now)
 	rows, share := make([]State, max(len(states), to.Shards)), to.Shard()
 	for shard := range rows {
 		if rows[shard] = empty; shard >= to.Shards {
@@ -32,6 +26,26 @@ func (d *Definition) Change(to *Definition, key string, states []State, outs []O
 		}
 	}
 	return rows
+}
+
+// allOut returns what is out of all rows.
+func allOut(outs []Out, now time.Time) (all Out) {
+	for _, out := range outs {
+		if out.Tokens > 0 && out.Until.After(now) {
+			all = Out{Tokens: all.Tokens + out.Tokens, Until: Later(all.Until, out.Until)}
+		}
+	}
+	return all
+}
+
+// Floors reports whether a change from d to a definition of less capacity takes less than the difference,
+// since more was used, or there is debt: the rows do not say afterwards what was left before.
+func (d *Definition) Floors(to *Definition, states []State, outs []Out, now time.Time) bool {
+	total, shard := allOut(outs, now).Tokens, d.Shard()
+	for _, s := range states {
+		total += shard.Refill(s, now).Value
+	}
+	return total+(to.Capacity-d.Capacity) < min(total, 0)
 }
 
 func (*level) change(d, to *Definition, key string, states []State, out Out, now time.Time) (each, empty State) {
@@ -55,20 +69,32 @@ func (*level) change(d, to *Definition, key string, states []State, out Out, now
 // the row is paused.
 func Mark(at time.Time) time.Time { return at.Add(-36500 * 24 * time.Hour).Truncate(time.Microsecond) }
 
+// MarkUncut returns the mark of rows that are still measured by the capacity before a cut.
+func MarkUncut(at time.Time) time.Time { return Mark(Mark(at)) }
+
 // Raise returns a row that was measured by the first of some definitions at an instant as d measures
 // it at now. Calls by all of these have taken from it since. It is raised by as much as the
 // capacity of d is larger, less what can have come in: calls by d have filled it further than those
-// by a definition of less capacity. After the edge of a window that is all.
-func (d *Definition) Raise(by []*Definition, s State, out Out, since, now time.Time) State {
+// by a definition of less capacity. After the edge of a window that is all. A row that is uncut was
+// measured by the capacity of the second, and is cut if d has less.
+func (d *Definition) Raise(by []*Definition, uncut bool, s State, out Out, since, now time.Time) State {
 	s = d.Refill(s, now)
 	if d.Slotted() || d.Stepped() && s.TS.After(since) {
+		return s
+	}
+	was := by[0].Capacity
+	if uncut {
+		was = by[1].Capacity
+	}
+	if uncut && d.Capacity < was {
+		s.Value = max(s.Value+d.Capacity-was, min(s.Value, 0))
 		return s
 	}
 	came := d.Inflow(max(0, s.TS.Sub(since)))
 	for _, b := range by {
 		came = max(came, b.Inflow(max(0, s.TS.Sub(since))))
 	}
-	s.Value = max(s.Value, min(s.Value+d.Capacity-by[0].Capacity-came, d.Capacity-d.Owed(out, now)))
+	s.Value = max(s.Value, min(s.Value+d.Capacity-was-came, d.Capacity-d.Owed(out, now)))
 	return s
 }
 

@@ -25,6 +25,10 @@ type Call struct {
 	First   bool // takes from the first of its asks, in their order, that can grant
 	Demands []Demand
 
+	// Plain is set for an allow of one limit that decides by the level of one row, and keeps no share:
+	// the call of most users. A call that could be Plain need not be, and a reservation never is.
+	Plain bool
+
 	asked float64 // the most that an AtMost call takes; its ask has the count that can be granted
 }
 
@@ -37,9 +41,16 @@ type Demand struct {
 	noted      bool    // the definition is one that Definitions has checked
 }
 
-// Met returns the definition of a request's limit, if that was found valid before: [Definitions] do.
+// Met returns the limit of a request if that was found valid before, otherwise nil: [Definitions] do.
 type Met interface {
-	of(r ratelimit.Request) (d bucket.Definition, ok bool)
+	of(r ratelimit.Request) *validated
+}
+
+// validated is a limit whose fields are valid, with its definition.
+type validated struct {
+	limit      ratelimit.Limit
+	definition bucket.Definition
+	most       float64 // the largest count of a plain call; 0 if no call of it is plain
 }
 
 // Key names a limit's state: all rows that have this name and key.
@@ -108,8 +119,14 @@ func New(reserve bool, requests ...ratelimit.Request) (Call, error) {
 }
 
 // NewIn is New with a place for the demands: that of demands, if there is room for all of them. It
-// does not validate limits again that met, which may be nil, returns.
+// does not validate limits again that met, which may be nil, has found valid.
 func NewIn(met Met, demands []Demand, reserve bool, requests ...ratelimit.Request) (Call, error) {
+	if len(requests) == 1 && met != nil && !reserve {
+		if v := met.of(requests[0]); v != nil && v.allows(&requests[0]) {
+			demands = append(demands[:0], Demand{Request: requests[0], Definition: v.definition, noted: true})
+			return Call{Plain: true, Demands: demands}, nil
+		}
+	}
 	if err := badNumber(len(requests), ratelimit.MaxRequests); err != nil {
 		return Call{}, err
 	}
@@ -241,12 +258,14 @@ func NewChecks(requests ...ratelimit.Request) (Call, error) {
 	return call, nil
 }
 
-// add adds a request to c. A limit that met returns is not validated again.
+// add adds a request to c. A limit that met has found valid is not validated again.
 func (c *Call) add(met Met, r *ratelimit.Request) error {
 	var d bucket.Definition
 	noted := false
 	if met != nil {
-		d, noted = met.of(*r)
+		if v := met.of(*r); v != nil {
+			d, noted = v.definition, true
+		}
 	}
 	if !noted || !sound(r, &d) {
 		if err := r.Validate(); err != nil {
@@ -276,6 +295,12 @@ func (c *Call) add(met Met, r *ratelimit.Request) error {
 	}
 	c.Demands = append(c.Demands, Demand{Request: *r, Definition: d, Floor: floor, index: len(c.Demands), noted: noted})
 	return nil
+}
+
+// allows reports whether nothing is left to check of a request to allow, which makes a Plain call.
+func (v *validated) allows(r *ratelimit.Request) bool {
+	return r.Count >= 1 && r.Count <= v.most && r.AboveShare == 0 && r.Mode <= ratelimit.ModeEnforce &&
+		valid.Text(r.Key, ratelimit.MaxKeyLength) == ""
 }
 
 // sound reports whether a request whose limit is valid is so itself.

@@ -29,12 +29,6 @@ type family struct {
 	valid []validated // of a name: some of the limits that were called
 }
 
-// validated is a limit whose fields are valid, with its definition.
-type validated struct {
-	limit      ratelimit.Limit
-	definition bucket.Definition
-}
-
 // mostValid bounds how many limits of a name, such as plans, are remembered as valid.
 const mostValid = 8
 
@@ -100,26 +94,25 @@ func inUse(name, field string, value any, kind string) error {
 	}
 }
 
-// of returns the definition of a request's limit, if it was called and needs neither be validated
-// nor noted again. A limit of which the key has another definition does, and so does one behind a
-// pointer, since it may have changed.
-func (s *Definitions) of(r ratelimit.Request) (d bucket.Definition, ok bool) {
+// of returns the limit of a request, nil unless it was called and needs neither be validated nor noted
+// again. A limit of which the key has another definition does, and so does one behind a pointer,
+// since it may have changed.
+func (s *Definitions) of(r ratelimit.Request) *validated {
 	if r.Overridden {
-		return d, false
+		return nil
 	}
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	f := s.byName[ratelimit.NameOf(r.Limit)]
 	if f == nil || f.own[r.Key] != nil {
-		return d, false
+		return nil
 	}
 	for i := range f.valid {
-		if f.valid[i].limit == r.Limit {
-			d = f.valid[i].definition
-			return d, f.newest == d || alike(f.newest, d)
+		if v := &f.valid[i]; v.limit == r.Limit && (f.newest == v.definition || alike(f.newest, v.definition)) {
+			return v // which never changes
 		}
 	}
-	return d, false
+	return nil
 }
 
 // NoteCall is Note of the definitions of a call. One of a key's own override is none of the
@@ -167,7 +160,11 @@ func (s *Definitions) remember(limit ratelimit.Limit, d *bucket.Definition) {
 	f := s.byName[d.Name]
 	same := func(v validated) bool { return v.limit == limit }
 	if len(f.valid) < mostValid && !slices.ContainsFunc(f.valid, same) {
-		f.valid = append(f.valid, validated{limit, *d})
+		v := validated{limit: limit, definition: *d}
+		if d.Shards == 1 && !d.Slotted() {
+			v.most = d.Most(0)
+		}
+		f.valid = append(f.valid, v)
 	}
 }
 

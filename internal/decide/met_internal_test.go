@@ -45,6 +45,10 @@ func TestMetLimit(t *testing.T) {
 		for i := range got.Demands {
 			got.Demands[i].noted = false
 		}
+		if got.Plain != (err == nil && r.Count >= 1 && r.AboveShare == 0) {
+			t.Errorf("%v: Plain is %v", r, got.Plain)
+		}
+		got.Plain = false
 		if !reflect.DeepEqual(got, want) || fmt.Sprint(err) != fmt.Sprint(first) {
 			t.Errorf("%v: got %v %v, want %v %v", r, got, err, want, first)
 		}

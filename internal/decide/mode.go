@@ -37,15 +37,15 @@ func (v Verb) Observed(reserve bool) ratelimit.Verb {
 }
 
 // Call returns the call of requests, none of which is in a mode. Its errors are those of
-// [New], [NewAtMost] or [NewFirst]. It does not validate limits again that met returns.
-func (v Verb) Call(met Met, reserve bool, requests []ratelimit.Request) (Call, error) {
+// [New], [NewAtMost] or [NewFirst]. See NewIn for met and demands.
+func (v Verb) Call(met Met, demands []Demand, reserve bool, requests []ratelimit.Request) (Call, error) {
 	switch v {
 	case AtMost:
 		return NewAtMost(requests[0])
 	case First:
 		return NewFirst(requests...)
 	}
-	return NewIn(met, nil, reserve, requests...)
+	return NewIn(met, demands, reserve, requests...)
 }
 
 // Modes is a call of requests in modes, of which stores know nothing: they are asked as if all

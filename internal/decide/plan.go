@@ -45,10 +45,11 @@ type Change struct {
 
 // Change takes n tokens from one of a's shards; i is a's place in its call.
 func (a *Demand) Change(i, shard int, n float64) Change {
-	return Change{
-		Row: Row{a.KeyOf(), shard}, Demand: i, Definition: *a.Definition.Shard(),
-		Count: n, Floor: a.rowFloor(),
+	c := Change{Row: Row{a.KeyOf(), shard}, Demand: i, Definition: a.Definition, Count: n, Floor: a.Floor}
+	if a.Sharded() {
+		c.Definition, c.Floor = *a.Definition.Shard(), a.rowFloor()
 	}
+	return c
 }
 
 // rowFloor returns the lowest value that a may leave behind in one of its rows. The share that
@@ -258,7 +259,12 @@ func (c *Call) Receipted(changes []Change, known View, taker string, conn any) (
 	if c.Reserve {
 		left = leftBy(changes)
 	}
-	c.reportGranted(&result.Status, changes[0].Demand, changes, known)
+	if c.Plain {
+		a.reportTaken(&result.Status, changes[0].After, known.At)
+		result.Taken, result.Before = a.Count, result.Value+a.Count
+	} else {
+		c.reportGranted(&result.Status, changes[0].Demand, changes, known)
+	}
 	result.Receipt = receipt.Own(receipt.Limit{Definition: a.Definition, Key: a.Key}, c.payment(&changes[0], nil), left, taker, conn, known.At)
 	return result
 }

@@ -92,7 +92,7 @@ func (e *Editor) replace(ctx context.Context, tx pgx.Tx, all ...*Replacement) (t
 	for i, r := range all {
 		r.decide(&rows[i], at)
 		for shard, state := range r.is {
-			if row := (decide.Row{Key: r.After.KeyOf(), Shard: shard}); rows[i].made {
+			if row := (decide.Row{Key: r.After.KeyOf(), Shard: shard}); rows[i].made && r.Mark.IsZero() {
 				e.table.QueueRemove(&batch, row)
 			} else {
 				e.table.QueuePut(&batch, row, state)
@@ -109,16 +109,20 @@ func (e *Editor) replace(ctx context.Context, tx pgx.Tx, all ...*Replacement) (t
 }
 
 // decide sets what the rows are. A row that is paused is not marked, since nobody takes from it: it is
-// as After has it at once.
+// as After has it at once. A row of which a cut would leave no trace of what there was is marked uncut. A
+// missing row is made to be marked: one that a call by Before makes would not be raised.
 func (r *Replacement) decide(rows *locked, at time.Time) {
 	d, marked := &r.Before.Definition, false
 	r.was = slices.Clone(rows.states)
 	for i := range r.was {
-		if m := r.markedBy(&r.was[i]); m != nil {
-			marked, r.was[i] = true, d.Shard().Raise(m.By, r.was[i], rows.outs[i], m.At, at)
+		if m, uncut := r.markedBy(&r.was[i]); m != nil {
+			marked, r.was[i] = true, d.Shard().Raise(m.By, uncut, r.was[i], rows.outs[i], m.At, at)
 		}
 	}
-	to := r.By
+	to, mark := r.By.Definition, time.Time{}
+	if !r.Mark.IsZero() {
+		mark = bucket.Mark(r.Mark)
+	}
 	switch paused := slices.ContainsFunc(r.was, func(s bucket.State) bool { return s.Paused.After(at) }); {
 	case r.Only && !marked:
 		if rows.made {
@@ -126,24 +130,24 @@ func (r *Replacement) decide(rows *locked, at time.Time) {
 		}
 		return
 	case paused:
-		to = r.After
+		to = r.After.Definition
+	case !mark.IsZero() && d.Floors(&to, r.was, rows.outs, at):
+		to.Capacity, mark = d.Capacity, bucket.MarkUncut(r.Mark)
 	}
-	r.is = d.Change(&to.Definition, r.After.Key, r.was, rows.outs, at)
+	r.is = d.Change(&to, r.After.Key, r.was, rows.outs, at)
 	for i := range r.is {
-		if s := &r.is[i]; !s.Paused.After(at) && (marked || !r.Mark.IsZero()) {
-			if s.Paused = (time.Time{}); !r.Mark.IsZero() {
-				s.Paused = bucket.Mark(r.Mark)
-			}
+		if s := &r.is[i]; !s.Paused.After(at) && (marked || !mark.IsZero()) {
+			s.Paused = mark
 		}
 	}
 }
 
 // markedBy returns how a row is measured that has a mark, nil if it has none of those that are known.
-func (r *Replacement) markedBy(s *bucket.State) *Marked {
+func (r *Replacement) markedBy(s *bucket.State) (m *Marked, uncut bool) {
 	for i := range r.Marked {
-		if m := &r.Marked[i]; s.Paused.Equal(bucket.Mark(m.At)) {
-			return m
+		if m, uncut = &r.Marked[i], s.Paused.Equal(bucket.MarkUncut(r.Marked[i].At)); uncut || s.Paused.Equal(bucket.Mark(m.At)) {
+			return m, uncut
 		}
 	}
-	return nil
+	return nil, false
 }

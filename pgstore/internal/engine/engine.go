@@ -105,9 +105,26 @@ type Ticket = batch.Ticket[*Pending]
 
 // Finish answers a call.
 func Finish(t *Ticket) {
-	if !t.Finish() && t.Value.Abandoned != nil {
+	if !finish(t) && t.Value.Abandoned != nil {
 		t.Value.Abandoned()
 	}
+}
+
+// finish answers a call, whose Pending is the caller's from then on, unless it reports false.
+func finish(t *Ticket) bool {
+	t.Refused = !t.Value.Extra && !t.Value.Result.OK
+	return t.Finish()
+}
+
+var pendings = sync.Pool{New: func() any { return new(Pending) }}
+
+// NewPending returns a Pending for a call that no Memory sees.
+func NewPending() *Pending { return pendings.Get().(*Pending) }
+
+// Free lets other calls have p, which Decide has answered without an error.
+func (p *Pending) Free() {
+	*p = Pending{}
+	pendings.Put(p)
 }
 
 // queues is the number of queues that keys share. Each has a statement under way at a time, and so a
@@ -258,7 +275,7 @@ func (e *Engine) decideAll(ctx context.Context, tickets []*Ticket, granting bool
 	}
 	for _, t := range left {
 		t.Value.Result, t.Value.Err = ratelimit.Result{}, err
-		t.Finish()
+		finish(t)
 	}
 	return stillLocked
 }
@@ -334,7 +351,7 @@ func allWait(tickets []*Ticket) bool {
 func mostRefused(tickets []*Ticket) bool {
 	refused := 0
 	for _, t := range tickets {
-		if t != nil && t.Finished() && !t.Value.Extra && !t.Value.Result.OK {
+		if t != nil && t.Finished() && t.Refused {
 			refused++
 		}
 	}

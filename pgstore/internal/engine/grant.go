@@ -5,6 +5,7 @@ import (
 	"context"
 	"math"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
@@ -16,7 +17,11 @@ import (
 // for which it has written and locked nothing.
 func (e *Engine) grant(ctx context.Context, tickets []*Ticket, await *awaited) (left []*Ticket, err error) {
 	tickets = slices.DeleteFunc(tickets, (*Ticket).Gone)
-	groups, grants, left := e.groups(tickets)
+	room := groupings.Get().(*grouping)
+	if e.memory == nil { // which may go on with grants when all callers have given up
+		defer groupings.Put(room)
+	}
+	groups, grants, left := e.groups(room, tickets)
 	if len(groups) == 0 {
 		return left, nil
 	}
@@ -54,7 +59,7 @@ func (e *Engine) grant(ctx context.Context, tickets []*Ticket, await *awaited) (
 	}
 	for i, group := range groups {
 		if grants[i].Taken.OK {
-			e.answerGroup(group, &grants[i])
+			e.answerGroup(&room.change, group, &grants[i])
 		} else {
 			left = append(left, group...)
 		}
@@ -136,8 +141,8 @@ func (e *Engine) servedAtOnce(row decide.Row) bool {
 
 // answerGroup answers the calls of a granted group. Each result shows the state that its call left.
 // The Memory's tokens count as there, since this process has them.
-func (e *Engine) answerGroup(tickets []*Ticket, g *table.Grant) {
-	changes := []decide.Change{g.Change}
+func (e *Engine) answerGroup(changes *[1]decide.Change, tickets []*Ticket, g *table.Grant) {
+	changes[0] = g.Change
 	change, rest := &changes[0], g.Count+g.Extra()
 	for _, t := range tickets {
 		p := t.Value
@@ -150,7 +155,7 @@ func (e *Engine) answerGroup(tickets []*Ticket, g *table.Grant) {
 		if rest -= change.Count; rest != 0 { // the state before later calls
 			change.After = g.Definition.Spend(g.Taken.After, g.Taken.At, -rest)
 		}
-		p.Result = e.known.Granted(&p.Call, changes, g.Taken.At, "", nil)
+		p.Result = e.known.Granted(&p.Call, changes[:], g.Taken.At, "", nil)
 		if p.Granted != nil {
 			p.Granted(change.Count, change.After, g.Taken.At)
 		}
@@ -158,12 +163,22 @@ func (e *Engine) answerGroup(tickets []*Ticket, g *table.Grant) {
 	}
 }
 
+// grouping is room for the groups of a statement, which the next one uses again.
+type grouping struct {
+	singles []*Ticket
+	groups  [][]*Ticket
+	grants  []table.Grant
+	change  [1]decide.Change
+}
+
+var groupings = sync.Pool{New: func() any { return new(grouping) }}
+
 // groups groups calls by the row from which they take. A group is granted as a whole or not at all:
 // the row must hold at least the largest running total. left holds the calls that check, take at most
 // n tokens, or take from several rows. It also holds calls whose definition differs from their
 // group's, while a new one is being rolled out.
-func (e *Engine) groups(tickets []*Ticket) (groups [][]*Ticket, grants []table.Grant, left []*Ticket) {
-	singles := make([]*Ticket, 0, len(tickets))
+func (e *Engine) groups(room *grouping, tickets []*Ticket) (groups [][]*Ticket, grants []table.Grant, left []*Ticket) {
+	singles := slices.Grow(room.singles[:0], len(tickets))
 	for i, t := range tickets {
 		if t.Value.order = i; e.single(t.Value) {
 			singles = append(singles, t)
@@ -178,13 +193,7 @@ func (e *Engine) groups(tickets []*Ticket) (groups [][]*Ticket, grants []table.G
 		}
 		return cmp.Compare(p.order, q.order)
 	})
-	rows := 0
-	for i, t := range singles {
-		if i == 0 || t.Value.row != singles[i-1].Value.row {
-			rows++
-		}
-	}
-	groups, grants = make([][]*Ticket, 0, rows), make([]table.Grant, 0, rows)
+	groups, grants = room.groups[:0], room.grants[:0]
 	for i, t := range singles {
 		p := t.Value
 		a := &p.Call.Demands[0]
@@ -210,11 +219,16 @@ func (e *Engine) groups(tickets []*Ticket) (groups [][]*Ticket, grants []table.G
 			grants[i].Need = 0
 		}
 	}
+	room.singles, room.groups, room.grants = singles, groups, grants
 	return groups, grants, left
 }
 
 // single sets the row of a call that takes from one row, and reports whether it does.
 func (e *Engine) single(p *Pending) bool {
+	if p.Call.Plain && !p.Check {
+		p.row, p.floor = decide.Row{Key: p.Call.Demands[0].KeyOf()}, 0
+		return true
+	}
 	call := p.Call.Head()
 	if p.Check || call.AtMost() || len(call.Demands) > 1 {
 		return false

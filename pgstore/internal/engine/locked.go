@@ -36,7 +36,7 @@ func (e *Engine) read(ctx context.Context, tickets []*Ticket) (left []*Ticket, s
 			e.refused(p, view)
 		}
 		p.Result = p.Call.Checked(view)
-		t.Finish()
+		finish(t)
 	}
 	return left, snapshot, nil
 }

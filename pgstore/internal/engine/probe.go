@@ -25,7 +25,7 @@ func (p Probe) Server(await *decide.Row) func(ctx context.Context, tickets []*Ti
 
 // Groups returns the groups of calls that are granted together, their grants, and the other calls.
 func (p Probe) Groups(tickets []*Ticket) (groups [][]*Ticket, grants []table.Grant, left []*Ticket) {
-	return p.groups(tickets)
+	return p.groups(new(grouping), tickets)
 }
 
 // Stop makes the queues that keys share decide nothing any more.

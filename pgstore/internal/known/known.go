@@ -37,7 +37,7 @@ func (k *Known) Forget(key decide.Key) {
 
 // Call returns the call of a verb, and remembers the definitions of its limits.
 func (k *Known) Call(verb decide.Verb, reserve bool, requests []ratelimit.Request) (decide.Call, error) {
-	call, err := verb.Call(&k.Definitions, reserve, requests)
+	call, err := verb.Call(&k.Definitions, nil, reserve, requests)
 	if err != nil {
 		return decide.Call{}, err
 	}
@@ -62,7 +62,7 @@ func (k *Known) Granted(call *decide.Call, changes []decide.Change, at time.Time
 		k.Changed(changes[i].Key)
 	}
 	view := decide.View{At: at.UTC()}
-	if call.Sharded() {
+	if !call.Plain && call.Sharded() {
 		view.States = k.Shards.Taken(call, changes, view.At)
 	}
 	return call.Receipted(changes, view, xid, session)

@@ -32,7 +32,7 @@ func TestCalendarOfAnotherTime(t *testing.T) {
 			t.Helper()
 			var taken Taken
 			args := []any{change.Name, change.Key.Key, int32(0), d.Capacity, change.Count, nil, edges, had, d.Rate, 0.0, nil, d.Fresh("", longAgo).TS}
-			if err := taken.scan(db.Pool.QueryRow(ctx, table.kinds["calendar"].take.sql, args...), &d, &taken.At, &taken.Xid); err != nil || taken.OK {
+			if err := taken.scan(db.Pool.QueryRow(ctx, table.kinds["calendar"].take.sql, args...), &d, all, nil); err != nil || taken.OK {
 				t.Errorf("%s, %s: took %+v, %v by edges of another time", name, what, taken, err)
 			}
 			g := Grant{Change: change, Need: 4}

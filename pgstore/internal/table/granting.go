@@ -82,7 +82,7 @@ func (g *Grant) scan(row pgx.Row, now *time.Time) error {
 // returned is a row that a grant returned.
 type returned struct {
 	value  float64
-	ts, at time.Time
+	ts, at moment
 	slots  []float64
 	more   *float64 // that was prefetched
 	into   [6]any   // room for the fields
@@ -99,7 +99,7 @@ func (r *returned) fields(g *Grant) []any {
 
 // report tells a grant that it was taken.
 func (r *returned) report(g *Grant, now *time.Time) {
-	g.Taken = Taken{OK: true, After: bucket.State{Value: r.value, TS: r.ts}, At: r.at}
+	g.Taken = Taken{OK: true, After: bucket.State{Value: r.value, TS: r.ts.Time}, At: r.at.Time}
 	if r.slots != nil {
 		g.Taken.After.Slots = slots.Read(r.slots, r.value)
 		r.slots = nil // of which it has a part

@@ -22,11 +22,12 @@ import (
 
 // Lock returns the ID of the advisory lock of a row in a schema.
 func Lock(schema string, row decide.Row) int64 {
-	h := fnv.New64a()
-	for _, part := range []string{conn.Table, schema, row.Name, row.Key.Key, strconv.Itoa(row.Shard)} {
-		_, _ = h.Write(binary.AppendUvarint(nil, uint64(len(part)))) // a Hash never fails
-		_, _ = h.Write([]byte(part))
+	var all []byte
+	for _, part := range [...]string{conn.Table, schema, row.Name, row.Key.Key, strconv.Itoa(row.Shard)} {
+		all = append(binary.AppendUvarint(all, uint64(len(part))), part...)
 	}
+	h := fnv.New64a()
+	_, _ = h.Write(all) // a Hash never fails
 	return int64(h.Sum64())
 }
 

@@ -41,10 +41,7 @@ func (t *Table) QueueMust(batch *pgx.Batch, c *decide.Change, mark string, now *
 	}
 	batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
 		*taken = Taken{}
-		err := taken.scan(first{rows}, &c.Definition, &taken.At, &taken.Xid)
-		if err == nil && taken.OK {
-			taken.charge(&c.Definition, now)
-		}
+		err := taken.scan(first{rows}, &c.Definition, all, now)
 		if c := rows.Conn(); c != nil {
 			return done(c, err)
 		}

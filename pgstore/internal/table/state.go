@@ -1,40 +1,62 @@
 package table
 
 import (
+	"errors"
+	"fmt"
 	"math"
 	"strconv"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/slots"
 )
 
-// state is a state as it is read.
+// state is a state as it is read, into fields that pgx scans without a copy of each on the heap.
 type state struct {
-	value  *float64
-	ts     *time.Time
-	paused *time.Time
-	slots  []float64
+	value      pgtype.Float8
+	ts, paused moment
+	slots      []float64
+	room       [6]any // for the fields
 }
 
+// fields returns where a row is read to.
 func (s *state) fields(more ...any) []any {
-	return append([]any{&s.value, &s.ts, &s.paused, &s.slots}, more...)
+	return append(append(s.room[:0], &s.value, &s.ts, &s.paused, &s.slots), more...)
 }
 
 // get returns the state; false when there was no row.
 func (s *state) get() (bucket.State, bool) {
-	if s.value == nil {
+	if !s.value.Valid {
 		return bucket.State{}, false
 	}
-	read := bucket.State{Value: *s.value, TS: *s.ts}
-	if s.paused != nil {
-		read.Paused = *s.paused
-	}
+	read := bucket.State{Value: s.value.Float64, TS: s.ts.Time, Paused: s.paused.Time}
 	if s.slots != nil {
 		read.Slots = slots.Read(s.slots, read.Value)
 		s.slots = nil // of which it has a part
 	}
 	return read, true
+}
+
+// moment is an instant as it is read; the zero time for NULL.
+type moment struct{ time.Time }
+
+// ScanTimestamptz implements pgtype.TimestamptzScanner.
+func (m *moment) ScanTimestamptz(v pgtype.Timestamptz) error {
+	if m.Time = v.Time; v.InfinityModifier != pgtype.Finite {
+		return errors.New("an instant is infinite")
+	}
+	return nil
+}
+
+// Scan implements sql.Scanner, for transactions of database/sql.
+func (m *moment) Scan(src any) error {
+	var ok bool
+	if m.Time, ok = src.(time.Time); !ok && src != nil {
+		return fmt.Errorf("an instant is a %T", src)
+	}
+	return nil
 }
 
 // numbers is the array of a state's slots, nil without any.
@@ -86,7 +108,8 @@ func orNull(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil
 	}
-	return &t
+	instant := t // on the heap if there is one
+	return &instant
 }
 
 // instant is the instant that decided: the one that a statement was told, or else the clock that

@@ -64,7 +64,7 @@ func with[T any](sql string, args func(T, *time.Time) []any) statement[T] {
 // kind is the statements that differ by the kind of limit. One that a kind does not have has no text.
 type kind struct {
 	must                                statement[must]
-	take, takeBare                      statement[taking] // bare computes nothing, which a distributed table does several times faster
+	take, takeBare, takeLean            statement[taking] // bare computes nothing, which a distributed table does several times faster; lean: see bucketLean
 	give                                statement[*Give]
 	grant, grantInTurn                  statement[*Grant]
 	grantMany, prefetch, prefetchInTurn statement[*many]
@@ -76,7 +76,7 @@ func kinds(in func(folder string) texts) map[string]*kind {
 	return map[string]*kind{
 		"bucket": {
 			must: with(bucket["take_must"], bucketMust),
-			take: with(bucket["take"], bucketTake), takeBare: with(bucket["take_bare"], bucketTake), give: with(bucket["give"], bucketGive),
+			take: with(bucket["take"], bucketTake), takeBare: with(bucket["take_bare"], bucketTake), takeLean: with(bucket["take_lean"], bucketLean), give: with(bucket["give"], bucketGive),
 			grant: with(bucket["grant"], bucketGrant), grantInTurn: with(bucket["grant_in_turn"], bucketGrant),
 			grantMany: with(bucket["grant_many"], bucketMany),
 			prefetch:  with(bucket["prefetch_many"], bucketPrefetch), prefetchInTurn: with(bucket["prefetch_many_in_turn"], bucketPrefetch),

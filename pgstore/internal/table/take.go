@@ -14,18 +14,14 @@ import (
 // stays locked when it has not, too. A sliding window's reservations do not use it.
 func (t *Table) Take(ctx context.Context, q Querier, reserve bool, c *decide.Change, now *time.Time) (taken Taken, err error) {
 	k := t.of(&c.Definition)
-	s, bare := &k.takeBare, !reserve && !c.Definition.Stepped()
-	if bare = bare && s.sql != ""; !bare {
-		s = &k.take
+	s, read := &k.take, all
+	switch {
+	case !reserve && k.takeBare.sql != "":
+		s, read = &k.takeBare, bare
+	case !reserve && k.takeLean.sql != "" && c.Past.IsZero(): // it was not turned away before
+		s, read = &k.takeLean, lean
 	}
-	row := q.QueryRow(ctx, s.sql, s.args(takingOf(c, reserve), now)...)
-	if bare {
-		err = taken.scan(row, &c.Definition)
-		taken.At = taken.After.TS // it is that, but after the clock went back
-	} else {
-		err = taken.scan(row, &c.Definition, &taken.At, &taken.Xid)
-	}
-	taken.charge(&c.Definition, now)
+	err = taken.scan(q.QueryRow(ctx, s.sql, s.args(takingOf(c, reserve), now)...), &c.Definition, read, now)
 	return taken, err
 }
 
@@ -33,9 +29,7 @@ func (t *Table) Take(ctx context.Context, q Querier, reserve bool, c *decide.Cha
 func (t *Table) QueueTake(batch *pgx.Batch, reserve bool, c *decide.Change, now *time.Time, taken *Taken) {
 	s := &t.of(&c.Definition).take
 	batch.Queue(s.sql, s.args(takingOf(c, reserve), now)...).QueryRow(func(row pgx.Row) error {
-		err := taken.scan(row, &c.Definition, &taken.At, &taken.Xid)
-		taken.charge(&c.Definition, now)
-		return err
+		return taken.scan(row, &c.Definition, all, now)
 	})
 }
 

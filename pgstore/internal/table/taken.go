@@ -22,17 +22,40 @@ type Taken struct {
 	prefetched float64
 }
 
+// columns is what a take returns.
+type columns uint8
+
+const (
+	all  columns = iota // the state, the instant, and the transaction's ID
+	bare                // the state
+	lean                // value, ts and the transaction's ID
+)
+
 // scan reads a row of such a definition that a take returned, if it did.
-func (t *Taken) scan(row pgx.Row, d *bucket.Definition, more ...any) error {
-	var s state
-	fields := s.fields()
+func (t *Taken) scan(row pgx.Row, d *bucket.Definition, has columns, now *time.Time) error {
+	var read struct {
+		state
+		at  moment
+		xid string
+	}
+	fields := read.fields()
 	if !d.Slotted() {
 		fields = fields[:3]
 	}
-	err := t.scanned(row.Scan(append(fields, more...)...), &s)
+	switch has {
+	case all:
+		fields = append(fields, &read.at, &read.xid)
+	case lean:
+		fields = append(fields[:2], &read.xid)
+	}
+	err := t.scanned(row.Scan(fields...), &read.state)
 	if !t.After.TS.After(longAgo) { // the row was made by edges that do not reach now: see calendarTake
 		t.After, t.OK = bucket.State{}, false
 	}
+	if t.At, t.Xid = read.at.Time, read.xid; has != all {
+		t.At = t.After.TS // it is that, but after the clock went back
+	}
+	t.charge(d, now)
 	return err
 }
 

@@ -1,6 +1,7 @@
 package tx
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,6 +63,9 @@ func (a *attempt) run(ctx context.Context) error {
 	if rolledBack := a.resolve(ctx, err); rolledBack != nil {
 		return rolledBack
 	}
+	if a.work != nil {
+		a.work.took = true
+	}
 	if a.failed {
 		return fmt.Errorf("%w: %w", conn.ErrCommitted, err)
 	}
@@ -90,10 +94,13 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	doing := false
 	defer func() {
 		if doing { // it panicked, or ended its goroutine
-			a.ended = a.over()
+			a.ended = a.over() || a.lost() != nil
 		}
 		if tx != nil && !a.over() {
 			conn.End(ctx, tx)
+		}
+		if a.work != nil { // which the function may have kept
+			a.work.end()
 		}
 		a.turn.leave(ctx)
 	}()
@@ -113,6 +120,8 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	err = a.do(tx, a.result)
 	doing, a.failed, a.ended = false, err != nil, a.over()
 	switch {
+	case a.lost() != nil:
+		return true, cmp.Or(err, a.lost())
 	case a.failed:
 		return a.again(ctx, tx, err)
 	case a.conn.Conn().IsClosed():
@@ -138,6 +147,14 @@ func (a *attempt) over() bool {
 		return a.work.over()
 	}
 	return a.conn.Conn().PgConn().TxStatus() == 'I'
+}
+
+// lost returns the error of a COMMIT by the function's Commit that has no answer.
+func (a *attempt) lost() error {
+	if a.work == nil {
+		return nil
+	}
+	return a.work.lost
 }
 
 // unbegun reports whether the function has sent nothing that began its transaction.

@@ -138,8 +138,10 @@ func (a *attempt) turnOf(ctx context.Context) turn {
 	if a.held || l.left || a.queued != nil {
 		return l
 	}
-	if locks := a.taker.table.Lines(a.contention.Among(a.locks)); len(locks) > 0 && ownSession(ctx, a.conn) {
-		l.locks = locks
+	if locks := a.contention.Among(a.locks); len(locks) > 0 {
+		if locks = a.taker.table.Lines(locks); len(locks) > 0 && ownSession(ctx, a.conn) {
+			l.locks = locks
+		}
 	}
 	return l
 }

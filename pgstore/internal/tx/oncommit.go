@@ -60,6 +60,7 @@ type work struct {
 	reading bool   // the results of the first statement are not closed
 	ended   bool   // by Commit or Rollback
 	took    bool   // the takes are committed
+	lost    error  // of a COMMIT that has no answer
 }
 
 // over reports whether the transaction has begun and ended.
@@ -247,6 +248,9 @@ func (w *work) Commit(ctx context.Context) error {
 	err := w.conn.SendBatch(ctx, &batch).Close()
 	if err != nil && !w.over() {
 		conn.End(ctx, w)
+	}
+	if err != nil && w.conn.IsClosed() && !conn.Answered(err) {
+		w.lost = err
 	}
 	w.end()
 	w.took, a.met = err == nil, conn.Retriable(err)

@@ -141,7 +141,7 @@ func (u *run) attempt(ctx context.Context) (err error) {
 		return err
 	}
 	defer leave()
-	a := attempt{taker: u.Taker, contention: &u.contention, call: u.rows, shards: shards, lockAll: u.rows.OnLockedRows(), claim: u.claim, do: u.do, queued: u.queued, level: u.level}
+	a := attempt{taker: u.Taker, contention: &u.contention, call: u.rows, shards: shards, lockAll: !u.rows.Plain && u.rows.OnLockedRows(), claim: u.claim, do: u.do, queued: u.queued, level: u.level}
 	a.held = u.queued == nil && u.claim != nil && u.claim.All()
 	done, w := false, u.watch
 	defer func() { // also when the function panics or ends its goroutine

@@ -41,7 +41,9 @@ func (t *try) send(ctx context.Context, q table.Querier) error {
 			batch.Queue("SAVEPOINT " + table.Savepoint)
 		}
 		rows[i] = t.changes[i].Row
-		t.taker.queueWait(&batch, rows[i])
+		if t.taker.waits(rows[i]) {
+			t.taker.table.QueueAwait(&batch, rows[i])
+		}
 		if c := &t.changes[i]; !c.Past.IsZero() {
 			t.taker.queueRenew(&batch, c, c.Past)
 		}
@@ -50,7 +52,7 @@ func (t *try) send(ctx context.Context, q table.Querier) error {
 		}
 		t.taker.table.QueueTake(&batch, t.call.Reserve, &t.changes[i], now, &t.taken[i])
 	}
-	defer t.taker.taking()(rows...)
+	defer t.taker.takeEnds(t.taker.takeBegins(), rows...)
 	return q.SendBatch(ctx, &batch).Close()
 }
 

@@ -52,6 +52,8 @@ func (b *Taker) Decide(ctx context.Context, tx pgx.Tx, verb decide.Verb, reserve
 		return ratelimit.Result{}, err
 	case verb == decide.Look:
 		return b.checkTx(ctx, tx, &call)
+	case call.Plain:
+		return b.takeOne(ctx, tx, &call)
 	case call.OnLockedRows():
 		result, _, err := b.takeLocked(ctx, tx, &pgx.Batch{}, &call)
 		return result, err
@@ -73,28 +75,27 @@ func (b *Taker) checkTx(ctx context.Context, tx pgx.Tx, call *decide.Call) (rate
 // which gives the refusal or, since it is locked by now, the take to make: its ticks may be its
 // own, or a pause is over.
 func (b *Taker) takeOne(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
-	change := call.Demands[0].Change(0, 0, call.Demands[0].Count)
+	changes := []decide.Change{call.Demands[0].Change(0, 0, call.Demands[0].Count)}
 	var view decide.View
 	for range rounds {
-		taken, err := b.take(ctx, tx, call.Reserve, &change)
+		taken, err := b.take(ctx, tx, call.Reserve, &changes[0])
 		if err != nil {
 			return ratelimit.Result{}, b.faultOf(call, err)
 		}
 		if taken.OK {
-			change.After = taken.After
-			return b.granted(call, []decide.Change{change}, taken.At, taken.Xid, tx), nil
+			changes[0].After = taken.After
+			return b.granted(call, changes, taken.At, taken.Xid, tx), nil
 		}
 		if view, err = b.Look(ctx, tx, &pgx.Batch{}, call, All); err != nil {
 			return ratelimit.Result{}, b.Fault("look", err)
 		}
-		changes, ok := call.Plan(view)
-		if !ok {
+		var ok bool
+		if changes, ok = call.Plan(view); !ok {
 			break
 		}
 		if err := b.renew(ctx, tx, changes, view.At); err != nil {
 			return ratelimit.Result{}, b.Fault("renew", err)
 		}
-		change = changes[0]
 	}
 	return call.Refused(view), nil
 }

@@ -1,0 +1,111 @@
+package catalog
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// KeyEdit is an edit of the override of a limit for one key, of several that are made together.
+type KeyEdit struct {
+	Name, Key string
+	Override  *Override // as for [Catalog.Set]; nil removes it
+}
+
+// SetEach makes edits of several keys or limits together: all or none, as [Catalog.Set] and
+// [Catalog.Unset] make one. It returns them in their order. Each key is edited once, and none is
+// [AllKeys]. Errors are those of Set.
+func (c *Catalog) SetEach(ctx context.Context, edits ...KeyEdit) (made []Edit, err error) {
+	if err := c.usable(); err != nil || len(edits) == 0 {
+		return nil, err
+	}
+	return inOrder(edits, func(sorted []KeyEdit) (made []Edit, err error) {
+		if c.config.Store == nil || c.memory != nil {
+			err = c.alone(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
+				made, err = c.keepTx(ctx, tx, sorted...)
+				return err
+			})
+			return made, err
+		}
+		err = again(ctx, func() error { made, err = c.keepOwn(ctx, sorted, nil); return err })
+		if err == nil {
+			_ = c.Refresh(ctx) // the change is committed; another reading will see it
+		}
+		return made, err
+	})
+}
+
+// SetEachTx is [Catalog.SetEach] inside tx, as [Catalog.SetTx] is Set. Rows of all keys are locked before
+// other edits wait: for several edits in one transaction, use it in place of several SetTx.
+func (c *Catalog) SetEachTx(ctx context.Context, tx pgx.Tx, edits ...KeyEdit) ([]Edit, error) {
+	if err := c.usable(); err != nil || len(edits) == 0 {
+		return nil, err
+	}
+	return inOrder(edits, func(sorted []KeyEdit) ([]Edit, error) { return c.keepTx(ctx, tx, sorted...) })
+}
+
+// first returns the only one of some edits.
+func first(made []Edit, err error) (Edit, error) {
+	if err != nil {
+		return Edit{}, err
+	}
+	return made[0], nil
+}
+
+// inOrder has do make edits in the order in which their rows are locked, and returns them in their own.
+func inOrder(edits []KeyEdit, do func([]KeyEdit) ([]Edit, error)) ([]Edit, error) {
+	order := make([]int, len(edits))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(i, j int) int {
+		return cmp.Or(cmp.Compare(edits[i].Name, edits[j].Name), cmp.Compare(edits[i].Key, edits[j].Key))
+	})
+	sorted := make([]KeyEdit, len(edits))
+	for n, i := range order {
+		switch sorted[n] = edits[i]; {
+		case edits[i].Key == AllKeys:
+			return nil, invalid("Key", "AllKeys", "is for an edit by itself")
+		case n > 0 && sorted[n-1].Name == edits[i].Name && sorted[n-1].Key == edits[i].Key:
+			return nil, invalid("Edits", len(edits), fmt.Sprintf("has two of one key of limit %q", edits[i].Name))
+		}
+	}
+	all, err := do(sorted)
+	if err != nil {
+		return nil, err
+	}
+	made := make([]Edit, len(edits))
+	for n, i := range order {
+		made[i] = all[n]
+	}
+	return made, nil
+}
+
+// eachInMemory makes edits in memory, if all can be made.
+func (c *Catalog) eachInMemory(ctx context.Context, edits []KeyEdit) (made []Edit, err error) {
+	if err := c.Refresh(ctx); err != nil {
+		return nil, err
+	}
+	for i := range edits {
+		if _, err := c.planned(c.view.Load(), edits[i].Name, edits[i].Key, edits[i].Override, nil); err != nil {
+			return nil, err
+		}
+	}
+	for i := range edits {
+		do := c.keepInMemory
+		if c.config.Store == nil {
+			do = func(ctx context.Context, name, key string, by *Override, agreed *Edit) (Edit, error) {
+				return c.write(ctx, nil, name, key, by, agreed, nil)
+			}
+		}
+		e, err := do(ctx, edits[i].Name, edits[i].Key, edits[i].Override, nil)
+		if err != nil {
+			return nil, err
+		}
+		made = append(made, e)
+	}
+	return made, nil
+}

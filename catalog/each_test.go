@@ -1,0 +1,115 @@
+package catalog_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// Edits of several keys are made together, keep what each has used, and are returned in their order. If one
+// cannot be made, none is.
+func TestSetEach(t *testing.T) {
+	t.Parallel()
+	for _, in := range []string{"memory", "PostgreSQL"} {
+		for _, keeps := range []bool{true, false} {
+			t.Run(in, func(t *testing.T) {
+				t.Parallel()
+				var db *pgtest.DB
+				if in == "PostgreSQL" {
+					db = newDB(t)
+				}
+				clock := newTestClock()
+				k := newKeeper(t, db, clock.now)
+				if !keeps {
+					k.Catalog, _ = newCatalog(t, db)
+					must(t, k.Publish(t.Context(), monthly, hourly, signUp, strict, api))
+				}
+				for _, key := range []string{"a", "b"} {
+					k.take(t, monthly, key, 60)
+				}
+				many := &catalog.Override{Rate: 300}
+				for _, bad := range [][]catalog.KeyEdit{
+					{{Name: "monthly", Key: "a", Override: many}, {Name: "monthly", Key: "b", Override: &catalog.Override{Slots: 5}}},
+					{{Name: "monthly", Key: "a", Override: many}, {Name: "unknown", Key: "b", Override: many}},
+					{{Name: "monthly", Key: "a", Override: many}, {Name: "hourly", Key: "b", Override: many}, {Name: "monthly", Key: "a"}},
+					{{Name: "monthly", Key: "a", Override: many}, {Name: "monthly", Key: catalog.AllKeys, Override: many}},
+				} {
+					if made, err := k.SetEach(t.Context(), bad...); err == nil || made != nil || !errors.Is(err, ratelimit.ErrInvalid) && !errors.Is(err, catalog.ErrUnknown) {
+						t.Errorf("%d edits, one of which cannot be made: %v, %v", len(bad), made, err)
+					}
+				}
+				if all := k.Overrides("monthly"); len(all) != 0 || k.left(t, monthly, "a") != 40 {
+					t.Fatalf("edits that were refused made %v", all)
+				}
+				made, err := k.SetEach(t.Context(), catalog.KeyEdit{Name: "monthly", Key: "b", Override: &catalog.Override{Rate: 50}},
+					catalog.KeyEdit{Name: "hourly", Key: "a", Override: &catalog.Override{Capacity: 200}}, catalog.KeyEdit{Name: "monthly", Key: "a", Override: many})
+				must(t, err)
+				if len(made) != 3 || made[0].Key != "b" || made[1].Name != "hourly" || made[2].Became.Rate != 300 || keeps != (made[0].Left != nil) {
+					t.Errorf("made %+v", made)
+				}
+				clock.add(time.Minute)
+				if keeps {
+					_, err = k.Complete(t.Context())
+					must(t, err)
+					if a, b := k.left(t, monthly, "a"), k.left(t, monthly, "b"); a != 240 || b != 0 {
+						t.Errorf("%v and %v left, want 240 and 0", a, b)
+					}
+				}
+				if none, err := k.SetEach(t.Context()); none != nil || err != nil {
+					t.Errorf("no edits: %v, %v", none, err)
+				}
+			})
+		}
+	}
+}
+
+// Edits in one transaction lock all rows before others who edit must wait: one that waits for a row keeps
+// nobody from editing another limit, and two in turn do not wait for each other.
+func TestSetEachWaitsForRowsFirst(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	k := newKeeper(t, db, nil)
+	store := k.store.(*pgstore.Store)
+	for _, key := range []string{"a", "b"} {
+		k.take(t, monthly, key, 60)
+	}
+	edits := func(rate float64) []catalog.KeyEdit {
+		o := &catalog.Override{Rate: rate}
+		return []catalog.KeyEdit{{Name: "monthly", Key: "b", Override: o}, {Name: "monthly", Key: "a", Override: o}}
+	}
+	made := make(chan error, 2)
+	must(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		if _, err := store.AllowTx(t.Context(), tx, monthly.For("b")); err != nil {
+			return err
+		}
+		for i := range 2 {
+			go func() {
+				made <- pgx.BeginFunc(context.Background(), db.Pool, func(tx pgx.Tx) error {
+					_, err := k.SetEachTx(t.Context(), tx, edits(float64(200+i))...)
+					return err
+				})
+			}()
+		}
+		for !pgtest.Blocks(t, db.Pool, tx) {
+			time.Sleep(time.Millisecond)
+		}
+		_, err := k.Set(t.Context(), "hourly", "c", catalog.Override{Capacity: 50})
+		return err
+	}))
+	for range 2 {
+		must(t, <-made)
+	}
+	must(t, k.Refresh(t.Context()))
+	a, _ := k.Override("monthly", "a")
+	if b, _ := k.Override("monthly", "b"); a.Rate != b.Rate || a.Rate < 200 {
+		t.Errorf("a has %v, and b %v", a.Rate, b.Rate)
+	}
+}
