@@ -138,6 +138,8 @@ func checkTest(args []string) error {
 		case arg == "-run" || arg == "-bench" || arg == "-fuzz":
 			i++
 			patterns[map[string]string{"-run": "Test", "-bench": "Benchmark", "-fuzz": "Fuzz"}[arg]] = args[i]
+		case arg == "-benchtime":
+			i++
 		case arg == "work" || arg == "./...":
 			dirs = append(dirs, ".")
 		case arg == "." || strings.HasPrefix(arg, "./"):
