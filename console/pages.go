@@ -9,6 +9,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/inspect"
+	"github.com/pgratelimit/ratelimit/internal/parked"
 	"github.com/pgratelimit/ratelimit/internal/visible"
 	"github.com/pgratelimit/ratelimit/refusals"
 )
@@ -143,6 +144,7 @@ type permitKey struct {
 	Key   string
 	Limit int // by the definition for the key
 	Held  []ratelimit.Permit
+	Line  parked.Line // jobs of River that wait, if the line is among the longest
 }
 
 // permits returns the page of a limit of how many at once, with some of its keys or with one.
@@ -171,13 +173,21 @@ func (s *site) permits(ctx context.Context, r *http.Request) (*view, error) {
 	} else if keys, err = s.desk.PermitKeys(ctx, limit.Name, ratelimit.Page{Prefix: p.Prefix, After: r.FormValue("after"), Most: perPage}); err != nil {
 		return nil, err
 	}
+	lines, err := parked.Lines(ctx, s.desk.Pool, s.desk.Schema, limit.Name, 10*perPage)
+	if err != nil {
+		return nil, err
+	}
+	waiting := make(map[string]parked.Line, len(lines))
+	for _, l := range lines {
+		waiting[l.Key] = l
+	}
 	for _, key := range keys {
 		holds := s.desk.Catalog.InFlight(limit, key)
 		held, err := s.desk.Store.Permits().Held(ctx, holds, key)
 		if err != nil {
 			return nil, err
 		}
-		p.Keys = append(p.Keys, permitKey{key, holds.Limit, held})
+		p.Keys = append(p.Keys, permitKey{key, holds.Limit, held, waiting[key]})
 	}
 	if len(keys) == perPage {
 		p.Next = keys[perPage-1]

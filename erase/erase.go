@@ -20,11 +20,12 @@ type Counts struct {
 	Changes   int64 `json:"changes"`   // of rate_limit_history
 	Pending   int64 `json:"pending"`   // of rate_limit_pending
 	Refusals  int64 `json:"refusals"`  // of rate_limit_refusals
+	Parked    int64 `json:"parked"`    // of rate_limit_parked: the jobs themselves start a day later
 }
 
 // String returns the counts in a line.
 func (c Counts) String() string {
-	return fmt.Sprintf("rows of limits: %d, overrides: %d, changes in the history: %d, edits under way: %d, refusals: %d", c.Rows, c.Overrides, c.Changes, c.Pending, c.Refusals)
+	return fmt.Sprintf("rows of limits: %d, overrides: %d, changes in the history: %d, edits under way: %d, refusals: %d, parked jobs: %d", c.Rows, c.Overrides, c.Changes, c.Pending, c.Refusals, c.Parked)
 }
 
 // tables lists the tables that hold keys, with how to find a key's rows and how to erase them.
@@ -50,6 +51,7 @@ WHERE t.version = (SELECT max(n.version) FROM TABLE AS n WHERE n.key = ANY ($1::
 	}, func(c *Counts) *int64 { return &c.Changes }},
 	{"rate_limit_pending", byKey, []string{remove}, func(c *Counts) *int64 { return &c.Pending }},
 	{"rate_limit_refusals", byKey, []string{remove}, func(c *Counts) *int64 { return &c.Refusals }},
+	{"rate_limit_parked", byKey, []string{remove}, func(c *Counts) *int64 { return &c.Parked }},
 }
 
 const (

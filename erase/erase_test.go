@@ -75,7 +75,7 @@ WHERE c.relnamespace = $1::text::regnamespace AND c.relkind IN ('r', 'p') AND a.
 func TestErase(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	db := pgtest.New(t, pgtest.With(migrations.Catalog), pgtest.With(migrations.Functions), pgtest.With(migrations.Refusals))
+	db := pgtest.New(t, pgtest.With(migrations.Catalog), pgtest.With(migrations.Functions), pgtest.With(migrations.Refusals), pgtest.With(migrations.River))
 	refused, err := refusals.New(db.Pool, &refusals.Config{Schema: db.Schema})
 	must(t, err)
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Observe: refused.Observe})
@@ -97,11 +97,13 @@ func TestErase(t *testing.T) {
 			must(t, err)
 		}
 	}
+	_, err = db.Pool.Exec(ctx, "INSERT INTO "+db.Schema+".rate_limit_parked (river, name, key, priority, job, weight) VALUES ('', 'exports', $1, 1, 1, 1), ('', 'exports', 'bob@example.com', 1, 2, 1)", person)
+	must(t, err)
 	must(t, refused.Write(ctx))
-	if in, columns := found(t, db, person); len(in) < 6 || columns < 30 {
+	if in, columns := found(t, db, person); len(in) < 7 || columns < 30 {
 		t.Fatalf("the key is in %q of %d columns, want it in all tables", in, columns)
 	}
-	want := erase.Counts{Rows: 3, Overrides: 1, Changes: 2, Pending: 1, Refusals: 1}
+	want := erase.Counts{Rows: 3, Overrides: 1, Changes: 2, Pending: 1, Refusals: 1, Parked: 1}
 	if got, err := inTx(t, db, func(tx pgx.Tx) (erase.Counts, error) { return erase.Count(ctx, tx, db.Schema, person) }); err != nil || got != want {
 		t.Errorf("counted %+v, %v, want %+v", got, err, want)
 	}
@@ -112,7 +114,7 @@ func TestErase(t *testing.T) {
 	if in, _ := found(t, db, person); in != nil {
 		t.Errorf("the key is left in %q", in)
 	}
-	if in, _ := found(t, db, "bob@example.com"); len(in) < 6 {
+	if in, _ := found(t, db, "bob@example.com"); len(in) < 7 {
 		t.Errorf("of another key there is only %q", in)
 	}
 	if result, err := store.Check(ctx, api.ForN(person, 0)); err != nil || result.Remaining != 10 {

@@ -40,15 +40,19 @@ type Advice struct {
 // milliseconds if the name ends in ms, or in minutes if it ends in that. Above 1e9, and without a unit in the name, it is an instant in
 // seconds, milliseconds, microseconds or nanoseconds since 1970. Instants count from the response's
 // Date, if it has one, and else from now. A field that cannot be true is ignored: a negative number, a
-// wait of more than 366 days, a date in another zone than GMT that does not give its offset.
+// wait of more than 366 days, a date in another zone than GMT that does not give its offset. Of more
+// than 256 values of such pairs the others are not read.
 func ReadAdvice(h http.Header, now time.Time) Advice {
 	if date, ok := readDate(h.Get("Date")); ok {
 		now = date
 	}
 	var a Advice
 	draft := readDraft(h)
-	named := map[string]*window{}
+	named, read := map[string]*window{}, 0
 	for field, values := range h {
+		if len(field) > maxValue {
+			continue
+		}
 		name := strings.ToLower(field)
 		for value := range each(values) {
 			switch {
@@ -56,8 +60,9 @@ func ReadAdvice(h http.Header, now time.Time) Advice {
 				if wait, ok := readWait(name, value, now); ok {
 					a.RetryAfter, a.Told = max(a.RetryAfter, wait), true
 				}
-			case len(draft) == 0 && (strings.Contains(name, "ratelimit") || strings.Contains(name, "rate-limit")):
+			case len(draft) == 0 && read < maxRead && (strings.Contains(name, "ratelimit") || strings.Contains(name, "rate-limit")):
 				readNamed(named, name, value, now)
+				read++
 			}
 		}
 	}
@@ -97,8 +102,9 @@ func isNoNumber(s string) bool {
 
 const (
 	maxField  = 8 << 10 // the longest structured field that is parsed
-	maxValue  = 128     // the longest other value
+	maxValue  = 128     // the longest other value, and the longest name of a field
 	maxValues = 16      // the most lines of another field
+	maxRead   = 256     // the most values of other fields than RateLimit and Retry-After
 	maxSaid   = 366 * 24 * time.Hour
 )
 
@@ -126,12 +132,14 @@ func worst(windows []window) (exhausted bool, reset time.Duration) {
 	return exhausted, reset
 }
 
+// apart sets words apart that some write together, such as userremaining (Imgur).
+var apart = strings.NewReplacer("remaining", "-remaining", "reset", "-reset")
+
 // readNamed adds a field to the window of its limit, whose name is that of the field without the
 // words for what the field says of the limit.
 func readNamed(named map[string]*window, name, value string, now time.Time) {
 	remains, resets := false, false
-	words := strings.NewReplacer("remaining", "-remaining", "reset", "-reset").Replace(name) // userremaining, of Imgur
-	limit := slices.DeleteFunc(strings.Split(words, "-"), func(word string) bool {
+	limit := slices.DeleteFunc(strings.Split(apart.Replace(name), "-"), func(word string) bool {
 		switch word {
 		case "remaining":
 			remains = true

@@ -1,6 +1,7 @@
 package httplimit_test
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -157,4 +158,23 @@ func FuzzAdvice(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A header of megabytes costs little more than looking at the names of its fields, and hides no
+// Retry-After.
+func TestReadAdviceOfMegabytes(t *testing.T) {
+	const fields = 50_000
+	long := "X-Ratelimit" + strings.Repeat("-Remaining", fields)
+	h := http.Header{"Retry-After": {"60"}, long: {"0"}}
+	for i := range fields {
+		h[fmt.Sprintf("X-Ratelimit-Reset-%d", i)] = []string{"30"}
+	}
+	var got httplimit.Advice
+	allocs := testing.AllocsPerRun(1, func() { got = httplimit.ReadAdvice(h, noon) })
+	if want := (httplimit.Advice{RetryAfter: time.Minute, Told: true, Reset: 30 * time.Second}); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if allocs > 4*fields { // 20 for each field that is read
+		t.Errorf("%.0f allocations for %d fields", allocs, fields)
+	}
 }

@@ -89,6 +89,7 @@ var losses = map[string]string{
 	"00001_definitions.sql":     "all definitions and overrides and their history are deleted",
 	"00001_functions.sql":       "the functions are dropped, with the rights that were granted on them",
 	"00001_refusals.sql":        "what was recorded of refusals is deleted",
+	"00001_parked.sql":          "jobs that wait in line are woken by nobody, and start a day later",
 }
 
 // Loses says what taking the migration back loses; "" if all of it can be applied again.

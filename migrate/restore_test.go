@@ -28,7 +28,7 @@ import (
 var (
 	perMinute = ratelimit.TokenBucket{Name: "per_minute", Rate: 10, Period: time.Minute}
 	exports   = ratelimit.InFlight{Name: "exports", Limit: 3, Lease: time.Hour}
-	restored  = []string{"rate_limits", "rate_limit_definitions", "rate_limit_history", "rate_limit_pending", "rate_limit_refusals"}
+	restored  = []string{"rate_limits", "rate_limit_definitions", "rate_limit_history", "rate_limit_pending", "rate_limit_refusals", "rate_limit_parked"}
 )
 
 // dumped is a schema of a database, both of a role's own that is no superuser.
@@ -68,7 +68,7 @@ func newDumped(t *testing.T, server, role, name string, migrated bool) dumped {
 		t.Fatal(err)
 	}
 	t.Cleanup(d.pool.Close)
-	for _, set := range []migrations.Set{"", migrations.Catalog, migrations.Functions, migrations.Refusals} {
+	for _, set := range migrations.Sets() {
 		if !migrated {
 			break
 		}
@@ -140,7 +140,8 @@ func (d dumped) inUse(t *testing.T) {
 		func() error { _, err := store.Allow(ctx, c.ForN(perMinute, "ann", 7)); return err },
 		func() error { _, err := store.Permits().Acquire(ctx, exports.For("bob")); return err },
 		func() error {
-			_, err := d.pool.Exec(ctx, "INSERT INTO rate_limit_refusals VALUES ('per_minute', 'eve', now(), 3, 0, now(), now())")
+			_, err := d.pool.Exec(ctx, "INSERT INTO rate_limit_refusals VALUES ('per_minute', 'eve', now(), 3, 0, now(), now());"+
+				"INSERT INTO rate_limit_parked VALUES ('', 'exports', 'eve', 1, 7, 1)")
 			return err
 		},
 		func() error {

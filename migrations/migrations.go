@@ -92,10 +92,13 @@ const Functions Set = "functions"
 // Refusals is the set of package refusals: a small table of the keys that were refused most.
 const Refusals Set = "refusals"
 
-// Sets returns all sets, that of the limits first.
-func Sets() []Set { return []Set{"", Catalog, Functions, Refusals} }
+// River is the set of package riverlimit: a table of the jobs that wait in line for a permit.
+const River Set = "river"
 
-//go:embed catalog/*.sql functions/*.sql refusals/*.sql
+// Sets returns all sets, that of the limits first.
+func Sets() []Set { return []Set{"", Catalog, Functions, Refusals, River} }
+
+//go:embed catalog/*.sql functions/*.sql refusals/*.sql river/*.sql
 var others embed.FS
 
 // FS returns the set's migrations, at its root. That of a set that there is not is empty.
@@ -103,7 +106,7 @@ func (s Set) FS() fs.FS {
 	switch s {
 	case "":
 		return FS
-	case Catalog, Functions, Refusals:
+	case Catalog, Functions, Refusals, River:
 		return bounded(others, string(s))
 	}
 	return embed.FS{}

@@ -216,6 +216,25 @@ func (p Permits) ReleaseTx(ctx context.Context, tx pgx.Tx, permit ratelimit.Perm
 	return nil
 }
 
+// ReleaseFunc is [Permits.ReleaseTx] in a transaction of the Store's pool, at READ COMMITTED, in which
+// do runs after it, such as to start what waits for the permit: both happen, or neither. It waits for
+// locked permits until ctx ends. An [ratelimit.ErrLeaseLost] runs nothing.
+func (p Permits) ReleaseFunc(ctx context.Context, permit ratelimit.Permit, do func(tx pgx.Tx) error) (err error) {
+	s := p.store
+	w := s.watch(ctx, ratelimit.VerbRelease, ratelimit.FormTx)
+	defer func() { w.ReportPermit(permit, err) }()
+	if err := s.held(permit); err != nil {
+		return err
+	}
+	if do == nil {
+		return errNilFunc
+	}
+	if s.conn.Pool == nil {
+		return ErrNoPool
+	}
+	return s.permits.ReleaseFunc(ctx, permit, do)
+}
+
 // Keep runs do while it keeps the permit: it renews the lease at half of it, also when ctx is
 // over and do still at work, and releases the permit when do has returned, panicked, or ended its
 // goroutine. A permit that is not OK is its

@@ -80,6 +80,17 @@ func (s *Store) Close() {
 	}
 }
 
+// Pool returns the pool that New was given, or nil.
+func (s *Store) Pool() *pgxpool.Pool {
+	if s.usable() != nil {
+		return nil
+	}
+	return s.conn.Pool
+}
+
+// Schema returns Config.Schema.
+func (s *Store) Schema() string { return s.config.Schema }
+
 // usable returns an error if the Store was not made by New.
 func (s *Store) usable() error {
 	if s == nil || s.conn == nil {

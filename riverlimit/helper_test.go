@@ -19,6 +19,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/migrations"
 	"github.com/pgratelimit/ratelimit/pgstore"
 	"github.com/pgratelimit/ratelimit/riverlimit"
 )
@@ -43,7 +44,7 @@ type bench struct {
 
 func newBench(t testing.TB, opts ...pgtest.Option) *bench {
 	t.Helper()
-	db := pgtest.New(t, append(opts, pgtest.WithConfig(func(c *pgxpool.Config) { c.MaxConns = 20 }))...)
+	db := pgtest.New(t, append(opts, pgtest.With(migrations.River), pgtest.WithConfig(func(c *pgxpool.Config) { c.MaxConns = 20 }))...)
 	migrator, err := rivermigrate.New(riverpgxv5.New(db.Pool), &rivermigrate.Config{Schema: db.Schema, Logger: quiet})
 	if err != nil {
 		t.Fatal(err)

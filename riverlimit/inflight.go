@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"slices"
+	"time"
 
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
@@ -12,37 +13,89 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// inFlight does a job's work while it holds a permit, if it is to have one.
+// inFlight does a job's work while it holds a permit, if it is to have one. A job that gets none is parked.
 func (m *Middleware) inFlight(ctx context.Context, job *rivertype.JobRow, work func(context.Context) error) error {
-	asked := m.config.InFlight(job)
+	asked := permitsOf(m.config.Catalog, m.config.InFlight, job)
 	if asked.Limit.Name == "" {
 		return work(ctx)
 	}
-	if m.config.Catalog != nil {
-		asked.More = slices.Clone(asked.More)
-		asked.Limit = m.config.Catalog.InFlight(asked.Limit, asked.Key)
-		for i, r := range asked.More {
-			asked.More[i].Limit = m.config.Catalog.InFlight(r.Limit, r.Key)
-		}
-	}
-	want := ratelimit.Permit{InFlight: asked.Limit, Key: asked.Key, N: asked.N}
-	waiting, cancel := context.WithTimeout(ctx, m.config.MaxWait)
-	defer cancel()
-	permit, err := m.store.Permits().AcquireWait(waiting, asked)
+	c := clientOf(ctx)
+	permit, err := m.acquire(ctx, c, job, &asked)
 	switch {
-	case err == nil && !permit.OK: // by its mode
+	case err != nil:
+		want := ratelimit.Permit{InFlight: asked.Limit, Key: asked.Key, N: asked.N}
+		return m.putOff(ctx, job, ratelimit.Event{Permit: &want}, err)
+	case !permit.OK && permit.InFlight.Mode == ratelimit.ModeRefuse:
 		m.observe(ctx, job, ratelimit.Event{Outcome: ratelimit.OutcomeRefused, Permit: &permit})
 		return river.JobSnooze(permit.NotBefore.Sub(permit.At) + rand.N(m.config.MaxWait))
-	case err == nil:
-	case ctx.Err() == nil && waiting.Err() != nil && errors.Is(err, context.DeadlineExceeded): // all permits are held
-		m.observe(ctx, job, ratelimit.Event{Outcome: ratelimit.OutcomeRefused, Permit: &want})
-		return river.JobSnooze(m.config.MaxWait/2 + rand.N(m.config.MaxWait))
-	default:
-		return m.putOff(ctx, job, ratelimit.Event{Permit: &want}, err)
+	case !permit.OK:
+		return m.park(ctx, c, job, &permit)
 	}
 	return m.store.Permits().Keep(ctx, permit, func(ctx context.Context, permit ratelimit.Permit) error {
+		defer m.lines.end(ctx, c, job.ID, &permit, time.Now())
 		return work(context.WithValue(ctx, permitKey{}, permit))
 	})
+}
+
+// permitsOf returns what a job asks for, by what the catalog says now.
+func permitsOf(catalog ratelimit.Catalog, of func(*rivertype.JobRow) ratelimit.PermitRequest, job *rivertype.JobRow) ratelimit.PermitRequest {
+	asked := of(job)
+	if catalog == nil || asked.Limit.Name == "" {
+		return asked
+	}
+	asked.More = slices.Clone(asked.More)
+	asked.Limit = catalog.InFlight(asked.Limit, asked.Key)
+	for i, r := range asked.More {
+		asked.More[i].Limit = catalog.InFlight(r.Limit, r.Key)
+	}
+	return asked
+}
+
+// acquire returns the job's permit, or the refusal of the part for which it has to wait. Where jobs wait in
+// line a new one asks only if it may wait in a worker.
+func (m *Middleware) acquire(ctx context.Context, c client, job *rivertype.JobRow, asked *ratelimit.PermitRequest) (ratelimit.Permit, error) {
+	wait, full := m.lines.enter(c, asked, noteOf(ctx, job).Parked, m.config.MaxWait)
+	switch {
+	case full != nil:
+		return refusalOf(full), nil
+	case wait == 0:
+		return m.store.Permits().Acquire(ctx, *asked)
+	}
+	defer m.lines.leave(c, asked)
+	waiting, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	permit, err := m.store.Permits().AcquireWait(waiting, *asked)
+	if ctx.Err() == nil && waiting.Err() != nil && errors.Is(err, context.DeadlineExceeded) {
+		return refusalOf(asked), nil
+	}
+	return permit, err
+}
+
+// refusalOf returns the refusal of a request of which nobody has asked when a permit may be free.
+func refusalOf(asked *ratelimit.PermitRequest) ratelimit.Permit {
+	now := time.Now()
+	return ratelimit.Permit{InFlight: asked.Limit, Key: asked.Key, N: asked.N, At: now, NotBefore: now.Add(asked.Limit.LeaseOrDefault())}
+}
+
+// park parks a job that was refused: until it is woken, or if it is the first in its line, until a lease
+// ends.
+func (m *Middleware) park(ctx context.Context, c client, job *rivertype.JobRow, refused *ratelimit.Permit) error {
+	e := ratelimit.Event{Outcome: ratelimit.OutcomeRefused, Permit: refused}
+	first, err := m.lines.park(ctx, c, job, &ratelimit.PermitRequest{Limit: refused.InFlight, Key: refused.Key, N: refused.N})
+	n := noteOf(ctx, job)
+	n.Parked = true
+	if err := errors.Join(err, n.save(ctx)); err != nil {
+		return m.putOff(ctx, job, e, err)
+	}
+	m.observe(ctx, job, e)
+	ends := refused.NotBefore.Sub(refused.At)
+	switch {
+	case !first:
+		return river.JobSnooze(parkedFor)
+	case ends <= 0: // a permit has just been taken, or released
+		return river.JobSnooze(refused.InFlight.LeaseOrDefault())
+	}
+	return river.JobSnooze(ends)
 }
 
 // permitKey is for a job's permit in its context.

@@ -36,6 +36,17 @@ type Inserter struct {
 	// *catalog.Catalog. Nil takes requests as they are.
 	Catalog ratelimit.Catalog
 
+	// InFlight is that of the Middleware, and asked with jobs that have no ID yet. Behind jobs of their
+	// key that wait in line for permits, and behind as many as there are permits in one call, jobs are
+	// parked at once, and no worker fetches them in vain. It is not for jobs that are scheduled for
+	// later. The default is none: jobs are parked when they are fetched.
+	InFlight func(job *rivertype.JobRow) ratelimit.PermitRequest
+
+	// MaxParked is how many jobs may wait in a line. A call that would make one longer is refused: it is a
+	// [LineFullError], and inserts nothing. Jobs that are parked when they are fetched do not count as
+	// too many. The default is any number.
+	MaxParked int
+
 	// Jitter spreads jobs that must wait: each is scheduled for a random
 	// instant, up to this much after the one at which its capacity is there. A
 	// job that need not wait is not delayed. The default is none.
@@ -186,7 +197,7 @@ func (r *reservations) insert(ctx context.Context, tx pgx.Tx, order []int) ([]*r
 			return nil, err
 		}
 	}
-	return r.in.Client.InsertManyTx(ctx, tx, jobs)
+	return r.in.insert(ctx, tx, jobs)
 }
 
 // alike is how many jobs, from the first on, take from its limits and keys in its modes.
@@ -331,7 +342,7 @@ func (in Inserter) InsertBatchTx(ctx context.Context, tx pgx.Tx, params []river.
 			return nil, err
 		}
 	}
-	results, err := in.Client.InsertManyTx(ctx, tx, jobs)
+	results, err := in.insert(ctx, tx, jobs)
 	if err != nil {
 		in.giveBack(ctx, tx, reserved)
 		return nil, err

@@ -22,6 +22,7 @@ import (
 const (
 	killSchema = "RIVERLIMIT_TEST_KILL_SCHEMA" // set in the worker processes
 	killURL    = "RIVERLIMIT_TEST_KILL_URL"
+	killParked = "RIVERLIMIT_TEST_KILL_PARKED" // set if they limit how many at once
 	killJobs   = 60
 
 	// killRescue is when River takes a running job to be stuck: beyond what a
@@ -30,6 +31,10 @@ const (
 )
 
 var killLimit = ratelimit.TokenBucket{Name: "calls", Rate: perSecond, Period: time.Second, Capacity: 1}
+
+func killInFlight(*rivertype.JobRow) ratelimit.PermitRequest {
+	return ratelimit.InFlight{Name: "killed", Limit: 3, Lease: killRescue}.For("")
+}
 
 // soon retries at once: River's own policy waits a second.
 type soon struct{}
@@ -52,9 +57,11 @@ func TestKillWorkerProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := middleware(t, newStore(t, pool, schema), riverlimit.MiddlewareConfig{
-		Limits: each(killLimit), HardStart: true, MaxWait: killRescue / 4,
-	})
+	limits := riverlimit.MiddlewareConfig{Limits: each(killLimit), HardStart: true, MaxWait: killRescue / 4}
+	if os.Getenv(killParked) != "" {
+		limits = riverlimit.MiddlewareConfig{InFlight: killInFlight}
+	}
+	m := middleware(t, newStore(t, pool, schema), limits)
 	workers := river.NewWorkers()
 	river.AddWorker(workers, river.WorkFunc(func(ctx context.Context, job *river.Job[callArgs]) error {
 		began := time.Now()
@@ -90,10 +97,10 @@ func TestKillWorkerProcess(t *testing.T) {
 }
 
 // workerProcess starts a process that works on b's jobs.
-func (b *bench) workerProcess(t *testing.T) *exec.Cmd {
+func (b *bench) workerProcess(t *testing.T, env ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], "-test.run=^TestKillWorkerProcess$", "-test.count=1")
-	cmd.Env = append(os.Environ(), killSchema+"="+b.Schema, killURL+"="+b.URL)
+	cmd.Env = append(append(os.Environ(), killSchema+"="+b.Schema, killURL+"="+b.URL), env...)
 	cmd.Stderr = os.Stderr
 	if _, err := cmd.StdinPipe(); err != nil { // held open as long as we live
 		t.Fatal(err)
@@ -181,5 +188,57 @@ func (b *bench) checkStarts(t *testing.T, left, stuck, killed int, second time.D
 		killJobs, killed, left, stuck, len(at), b.count(t, `SELECT count(DISTINCT pid) FROM starts`), second.Round(time.Millisecond), most, perSecond)
 	if most > perSecond {
 		t.Errorf("%d starts in a second, want at most %d", most, perSecond)
+	}
+}
+
+// All of three processes are killed while jobs are parked. Another one works on within a lease, as the first
+// in line comes by itself: no job is lost, none runs twice but those that were killed, and never more
+// than the limit at a time.
+func TestKillParked(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	b := newBench(t)
+	stalled := measureStalls()
+	b.inTx(t, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), fmt.Sprintf("CREATE TABLE %s.starts (job int8, at timestamptz, pid int4)", b.Schema))
+		return err
+	})
+	const jobs = 40
+	in := b.inserter(t)
+	in.InFlight = killInFlight
+	params := make([]riverlimit.InsertManyParams, jobs)
+	for i := range params {
+		params[i].Args = callArgs{i}
+	}
+	b.inTx(t, func(tx pgx.Tx) error {
+		_, err := in.InsertManyTx(t.Context(), tx, params)
+		return err
+	})
+	var victims []*exec.Cmd
+	for range 3 {
+		victims = append(victims, b.workerProcess(t, killParked+"=yes"))
+	}
+	b.eventually(t, 1, `SELECT (count(*) >= 9)::int FROM starts`)
+	for _, v := range victims {
+		kill(v)
+	}
+	stuck, parked := b.count(t, `SELECT count(*) FROM river_job WHERE state = 'running'`), b.count(t, parkedRows)
+	if stuck == 0 || parked == 0 {
+		t.Errorf("the kill hit %d running jobs, %d are parked", stuck, parked)
+	}
+	b.inTx(t, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), fmt.Sprintf(`UPDATE %[1]s.river_job SET attempted_at = attempted_at - interval '2.5 s' WHERE state = 'running';
+			DELETE FROM %[1]s.river_leader`, b.Schema))
+		return err
+	})
+	b.workerProcess(t, killParked+"=yes")
+	b.eventually(t, jobs, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+	b.eventually(t, 0, parkedRows)
+	twice := b.count(t, `SELECT count(*) FROM (SELECT FROM starts GROUP BY job HAVING count(*) > 1) AS t`)
+	var at []time.Time
+	b.query(t, `SELECT array_agg(at ORDER BY at) FROM starts`, &at)
+	least := 200*time.Millisecond - stalled() // that each job takes
+	if most := mostIn(sinceFirst(at), max(least, time.Millisecond)); most > 3 || twice > stuck {
+		t.Errorf("%d jobs at a time, %d ran twice, of %d that were killed", most, twice, stuck)
 	}
 }

@@ -33,6 +33,8 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		"Inserted":         []any{inserted, *inserted, riverlimit.Inserted{}},
 		"Inserter":         jobs,
 		"InsertManyParams": riverlimit.InsertManyParams{Args: callArgs{}, Requests: []ratelimit.Request{limit.For(leak.Key)}},
+		"Line":             riverlimit.Line{Limit: "l", Key: leak.Key},
+		"LineFullError":    &riverlimit.LineFullError{Limit: "l", Most: 1},
 		"Middleware":       middleware,
 		"MiddlewareConfig": config,
 	})

@@ -157,6 +157,7 @@ type Middleware struct {
 	config  MiddlewareConfig
 	turns   keyqueue.Queue[string] // of the jobs that ask at gates
 	passing counts                 // jobs that queue, ask, or wait for their start
+	lines   *lines                 // of parked jobs; nil without InFlight
 }
 
 var _ rivertype.WorkerMiddleware = (*Middleware)(nil)
@@ -196,6 +197,9 @@ func NewMiddleware(store *pgstore.Store, config *MiddlewareConfig) (*Middleware,
 	}
 	if m.config.Logger == nil {
 		m.config.Logger = slog.Default()
+	}
+	if m.config.InFlight != nil {
+		m.lines = newLines(store, m.config.Logger)
 	}
 	return m, nil
 }
@@ -257,10 +261,7 @@ func (m *Middleware) hold(ctx context.Context, job *rivertype.JobRow, requests [
 	if err != nil {
 		return noteOf(ctx, job), err
 	}
-	n, now, err := m.reserve(ctx, job, requests)
-	if err == nil {
-		n, now, err = m.await(ctx, job, n, now, holding)
-	}
+	n, now, err := m.reserveAll(ctx, job, requests, holding)
 	if err == nil && m.config.HardStart {
 		var passed *ratelimit.Receipt
 		passed, err = m.pass(ctx, m.gates(holding, n, now))
@@ -291,32 +292,77 @@ func slides(r ratelimit.Request) bool {
 	return ratelimit.NameOf(r.Limit) != "" && r.Limit.Definition().Kind == ratelimit.KindSlidingWindow
 }
 
-// reserve returns the job's reservation, and if it had to be made, when.
-func (m *Middleware) reserve(ctx context.Context, job *rivertype.JobRow, requests []ratelimit.Request) (note, *instant, error) {
-	n := noteOf(ctx, job)
+// reserveAll returns the job's reservation once it is due. Of several limits the one with the longest wait is
+// reserved first, and the others when that is due: what is reserved of a limit that others share is for
+// work that starts now.
+func (m *Middleware) reserveAll(ctx context.Context, job *rivertype.JobRow, requests, holding []ratelimit.Request) (n note, now *instant, err error) {
+	n = noteOf(ctx, job)
+	earlier := len(n.Paid) > 0 // and maybe paused since
+	for {
+		if n, now, err = m.reserve(ctx, n, requests); err != nil {
+			return n, now, err
+		}
+		rest := len(n.unpaid(requests)) > 0
+		if earlier && !rest {
+			now = nil
+		}
+		if n, now, err = m.await(ctx, job, n, now, holding); err != nil || !rest {
+			return n, now, err
+		}
+	}
+}
+
+// reserve returns the job's reservation for what is not paid, or for a part of it, and if it had to be
+// made, when.
+func (m *Middleware) reserve(ctx context.Context, n note, requests []ratelimit.Request) (note, *instant, error) {
 	unpaid := n.unpaid(requests)
-	if len(unpaid) == 0 {
-		return n, nil, nil
-	}
-	limits := make([]ratelimit.Request, len(unpaid))
-	for i, r := range unpaid {
-		limits[i] = m.scheduled(r)
-	}
-	for begun := time.Now(); ; {
-		asked := time.Now()
-		result, err := m.store.Reserve(ctx, limits...)
+	for begun := time.Now(); len(unpaid) > 0; {
+		paying, asked, result, err := m.askFirst(ctx, unpaid)
 		if err != nil {
 			return n, nil, err
 		}
 		now := decided(result, asked)
 		if result.OK {
-			return n.with(unpaid, result, m.config.Jitter).keep(result.Receipt), now, nil
+			return n.with(paying, result, m.config.Jitter).keep(result.Receipt), now, nil
 		}
 		at := jitter(result.RetryAt, m.config.Jitter)
-		if time.Since(begun)+now.until(at) > m.config.MaxWait || !sleep(ctx, now.until(at)) {
+		if !m.waits(ctx, result, begun, now.until(at)) {
+			n, at = m.putBehind(ctx, n, result, at)
 			return n, nil, now.snooze(at)
 		}
 	}
+	return n, nil, nil
+}
+
+// askFirst reserves for requests: all of them if all are granted now, otherwise the one that waits longest. It
+// returns those that it has asked.
+func (m *Middleware) askFirst(ctx context.Context, requests []ratelimit.Request) (paying []ratelimit.Request, asked time.Time, result ratelimit.Result, err error) {
+	asked = time.Now()
+	if len(requests) > 1 {
+		now := make([]ratelimit.Request, len(requests))
+		for i, r := range requests {
+			now[i] = atOnce(m.scheduled(r))
+		}
+		result, err = m.store.Reserve(ctx, now...)
+		longest := result.Request
+		var exceeds *ratelimit.ExceedsCapacityError
+		switch {
+		case errors.As(err, &exceeds): // at once, but it may with debt
+			longest = exceeds.Request
+		case err != nil || result.OK:
+			return requests, asked, result, err
+		}
+		if i := slices.IndexFunc(requests, func(r ratelimit.Request) bool { return compareRows(r, longest) == 0 }); i >= 0 {
+			requests = requests[i : i+1]
+		}
+		asked = time.Now()
+	}
+	scheduled := make([]ratelimit.Request, len(requests))
+	for i, r := range requests {
+		scheduled[i] = m.scheduled(r)
+	}
+	result, err = m.store.Reserve(ctx, scheduled...)
+	return requests, asked, result, err
 }
 
 // await holds the job back until its reservation is due and, if a pause of its

@@ -31,6 +31,10 @@ type note struct {
 	// Started is true when the attempt has begun. River takes back attempts of workers that
 	// snooze or are shut down as well, and those have called the third party.
 	Started bool `json:"started,omitempty"`
+	// Parked is true once the job was parked: when it comes again, it was woken.
+	Parked bool `json:"parked,omitempty"`
+	// Behind is true once a limit has refused the job, and it has a place behind others.
+	Behind bool `json:"behind,omitempty"`
 }
 
 // paid is a limit's identity in the database and, of a sliding window, the last

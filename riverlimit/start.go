@@ -44,8 +44,8 @@ type Pruner interface {
 	PruneOverridden(ctx context.Context, overrides []ratelimit.Request, limits ...ratelimit.Limit) (deleted int64, err error)
 }
 
-// Pruner returns a Pruner that prunes, with the rows of a limit, those of its gate, of which a
-// catalog does not know:
+// Pruner returns a Pruner that prunes, with the rows of a limit, those of its gate and of the line of the
+// jobs that it has refused, of which a catalog does not know:
 //
 //	deleted, err := limits.Prune(ctx, middleware.Pruner(store, 10), store.Permits())
 //
@@ -87,7 +87,11 @@ func (p gatePruner) rows(r ratelimit.Request) ([]ratelimit.Request, error) {
 	if err := r.Validate(); err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(p.of.rows(r), func(r ratelimit.Request) bool { return r.Validate() != nil }), nil
+	rows := p.of.rows(r)
+	if line, ok := p.of.line(r); ok {
+		rows = append(rows, line)
+	}
+	return slices.DeleteFunc(rows, func(r ratelimit.Request) bool { return r.Validate() != nil }), nil
 }
 
 // scheduled returns r as it is reserved. With HardStart it is at the gate's rate, or

@@ -262,7 +262,7 @@ func (d *doctor) tables(ctx context.Context) error {
 	case err != nil:
 		return err
 	}
-	for _, set := range []migrations.Set{"", migrations.Catalog, migrations.Functions, migrations.Refusals} {
+	for _, set := range migrations.Sets() {
 		if err := d.migrations(ctx, set); err != nil {
 			d.find(unknown, migrationsOf(set), "could not be looked at: %s", err)
 		}

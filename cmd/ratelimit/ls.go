@@ -2,10 +2,12 @@ package main
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/gate"
 	"github.com/pgratelimit/ratelimit/internal/inspect"
 	"github.com/pgratelimit/ratelimit/internal/visible"
 )
@@ -82,6 +84,8 @@ type limitJSON struct {
 	Overrides  int                   `json:"overrides"`
 	Rows       int                   `json:"rows"`
 	More       bool                  `json:"more"` // rows than these
+	Parked     int                   `json:"parked,omitempty"`
+	Since      string                `json:"parkedSince,omitempty"` // the first of them
 }
 
 func listLimits(cmd *cobra.Command, p *printer, d *inspect.Inspector) error {
@@ -104,10 +108,17 @@ func listLimits(cmd *cobra.Command, p *printer, d *inspect.Inspector) error {
 			described = visible.Lines(l.Definition.String())
 		case l.InFlight != nil:
 			described, permits = visible.Lines(l.InFlight.String()), new(inFlightJSONOf(*l.InFlight))
+		case strings.HasSuffix(l.Name, gate.Line) && l.GateOf != "":
+			described = visible.Text(l.Name) + ": places of the jobs refused by " + visible.Text(l.GateOf)
 		case l.GateOf != "":
 			described = visible.Text(l.Name) + ": bounds the starts of jobs by " + visible.Text(l.GateOf)
 		}
-		if err := t.row(limitJSON{l.Name, l.Definition, permits, l.Overrides, l.Rows, more}, rows, fmt.Sprint(l.Overrides), described); err != nil {
+		since := ""
+		if l.Parked.Jobs > 0 {
+			since = instant(l.Parked.Since)
+			described += fmt.Sprintf("; %d jobs in line, since %s", l.Parked.Jobs, inspect.Instant(l.Parked.Since))
+		}
+		if err := t.row(limitJSON{l.Name, l.Definition, permits, l.Overrides, l.Rows, more, l.Parked.Jobs, since}, rows, fmt.Sprint(l.Overrides), described); err != nil {
 			return err
 		}
 	}

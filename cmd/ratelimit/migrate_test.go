@@ -203,7 +203,7 @@ func TestMigrateSet(t *testing.T) {
 	if o.stdout != migrations.Catalog.DownSQL() {
 		t.Errorf("printed %q", o.stdout)
 	}
-	run("migrate", "up", "--set", "none").wantStatus(t, exitBad, `--set "none"`, "catalog, functions, refusals")
+	run("migrate", "up", "--set", "none").wantStatus(t, exitBad, `--set "none"`, "catalog, functions, refusals, river")
 	run("migrate", "status", "--set", "functions").wantStatus(t, exitFailed, "1 migration not applied: ratelimit migrate up --set functions")
 
 	// Nothing is lost with views, and so nothing is asked; with what they show it is.
@@ -224,10 +224,10 @@ func TestMigrateAll(t *testing.T) {
 	run := func(args ...string) outcome {
 		return execute(t, "", append(args, "--database-url", db.URL, "--schema", db.Schema)...)
 	}
-	run("migrate", "status", "--all").wantStatus(t, exitFailed, "8 migrations not applied: ratelimit migrate up --all")
+	run("migrate", "status", "--all").wantStatus(t, exitFailed, "9 migrations not applied: ratelimit migrate up --all")
 	o := run("migrate", "up", "--all")
 	o.wantStatus(t, exitOK)
-	if want := upLimits + upPauses + upSlots + upEscrow + "applied 00001_definitions.sql\napplied 00002_views.sql\napplied 00001_functions.sql\napplied 00001_refusals.sql\n"; o.stdout != want {
+	if want := upLimits + upPauses + upSlots + upEscrow + "applied 00001_definitions.sql\napplied 00002_views.sql\napplied 00001_functions.sql\napplied 00001_refusals.sql\napplied 00001_parked.sql\n"; o.stdout != want {
 		t.Errorf("printed %q, want %q", o.stdout, want)
 	}
 	if o := run("migrate", "up", "--all"); o.status != exitOK || o.stdout != nothingUp {
@@ -235,7 +235,7 @@ func TestMigrateAll(t *testing.T) {
 	}
 	o = run("migrate", "status", "--all")
 	o.wantStatus(t, exitOK)
-	if want := heading + limits + pauses + slots + escrow + "\nset catalog\n" + heading; !strings.HasPrefix(o.stdout, want) || !strings.HasSuffix(o.stdout, "1         yes       00001_refusals.sql\n") {
+	if want := heading + limits + pauses + slots + escrow + "\nset catalog\n" + heading; !strings.HasPrefix(o.stdout, want) || !strings.HasSuffix(o.stdout, "1         yes       00001_parked.sql\n") {
 		t.Errorf("printed %q, want it to begin with %q", o.stdout, want)
 	}
 	o = execute(t, "", "migrate", "print", "--all")

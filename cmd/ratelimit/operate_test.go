@@ -475,7 +475,7 @@ func TestErase(t *testing.T) {
 		w.take(monthly, key, 1)
 		w.edited(w.catalog.Set(t.Context(), "api", key, catalog.Override{Capacity: 40}))
 	}
-	const there = "rows of limits: 2, overrides: 1, changes in the history: 1, edits under way: 0, refusals: 0"
+	const there = "rows of limits: 2, overrides: 1, changes in the history: 1, edits under way: 0, refusals: 0, parked jobs: 0"
 	w.program("erase", "ann").wantStatus(t, exitBad, "this would erase key ann: "+there)
 	w.program("erase", "ann", "--dry-run").wantStatus(t, exitOK, "would erase key ann: "+there)
 	if got := objects[erase.Counts](t, w.program("erase", "ann", "--yes", "--json").ok(t))[0]; got != (erase.Counts{Rows: 2, Overrides: 1, Changes: 2}) {

@@ -35,13 +35,19 @@ func idOf(permit ratelimit.Permit) permitID {
 
 // Released notes that a holder has released its permit, or has in a transaction with an unknown
 // end: that is the reason if the permit is not held any more.
-func (k *Renewers) Released(permit ratelimit.Permit) {
+func (k *Renewers) Released(permit ratelimit.Permit) { k.note(permit, false) }
+
+// Gone is Released of a permit whose release has been committed: Keep does not release it again.
+func (k *Renewers) Gone(permit ratelimit.Permit) { k.note(permit, true) }
+
+func (k *Renewers) note(permit ratelimit.Permit, gone bool) {
 	k.mu.Lock()
 	kept := k.running[idOf(permit)]
 	k.mu.Unlock()
 	if kept != nil {
 		kept.mu.Lock()
 		kept.released++
+		kept.gone = kept.gone || gone
 		kept.mu.Unlock()
 	}
 }
@@ -54,6 +60,7 @@ type renewer struct {
 	mu       sync.Mutex
 	permit   ratelimit.Permit
 	released int // how often the holder has said so
+	gone     bool
 	lost     bool
 }
 
@@ -212,6 +219,12 @@ func (k *renewer) renewOnce(ctx context.Context) error {
 
 // release releases the permit. It returns an error if that was lost while it was worked with.
 func (k *renewer) release(ctx context.Context) error {
+	k.mu.Lock()
+	gone := k.gone
+	k.mu.Unlock()
+	if gone {
+		return nil
+	}
 	lost := k.over()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTime)
 	defer cancel()

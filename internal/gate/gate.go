@@ -1,11 +1,21 @@
-// Package gate names the gates by which package riverlimit bounds starts of jobs, so that those
-// who look at rows know them.
+// Package gate names the rows by which package riverlimit starts jobs, beside those of their limits, so
+// that those who look at rows know them.
 package gate
 
 import "strings"
 
-// Suffix ends the name of a gate, after the name of its limit.
-const Suffix = ":start"
+const (
+	// Suffix ends the name of a gate, which bounds starts, after the name of its limit.
+	Suffix = ":start"
 
-// Of returns the name of the limit whose gate a name is. It reports false if it is none.
-func Of(name string) (limit string, ok bool) { return strings.CutSuffix(name, Suffix) }
+	// Line ends the name of the line of jobs that a limit has refused.
+	Line = ":line"
+)
+
+// Of returns the name of the limit whose gate or line a name is. It reports false if it is neither.
+func Of(name string) (limit string, ok bool) {
+	if limit, ok = strings.CutSuffix(name, Suffix); ok {
+		return limit, true
+	}
+	return strings.CutSuffix(name, Line)
+}

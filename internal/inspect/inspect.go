@@ -16,6 +16,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/gate"
+	"github.com/pgratelimit/ratelimit/internal/parked"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -80,6 +81,7 @@ type Summary struct {
 	GateOf     string                // the limit whose gate this is; "" if it is none
 	Overrides  int                   // the override for all keys included
 	Rows       int                   // in the table; MostCounted+1 means more than MostCounted
+	Parked     parked.Line           // jobs of River that wait for its permits, of all keys
 }
 
 // Limits returns all names with definitions or rows, in order. It reads at most [MostCounted] rows
@@ -105,9 +107,13 @@ func (d *Inspector) Limits(ctx context.Context) ([]Summary, error) {
 	if err != nil {
 		return nil, err
 	}
+	lines, err := parked.Totals(ctx, d.Pool, d.Schema)
+	if err != nil {
+		return nil, err
+	}
 	summaries := make([]Summary, len(names))
 	for i, name := range names {
-		summaries[i] = Summary{Name: name, Overrides: len(d.Catalog.Overrides(name)), Rows: counts[i]}
+		summaries[i] = Summary{Name: name, Overrides: len(d.Catalog.Overrides(name)), Rows: counts[i], Parked: lines[name]}
 		if definition, ok := definitions[name]; ok {
 			summaries[i].Definition = &definition
 		}

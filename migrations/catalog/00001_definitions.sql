@@ -154,29 +154,33 @@ COMMENT ON TABLE rate_limit_pending IS
 -- +goose StatementBegin
 CREATE FUNCTION rate_limit_definitions_check() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
-    published text;
+    o record;
 BEGIN
     IF TG_WHEN = 'BEFORE' THEN
         NEW.updated_at := clock_timestamp();
         RETURN NEW;
-    ELSIF NEW.kind IS NOT NULL THEN
-        RETURN NULL;
     END IF;
-    EXECUTE format('SELECT kind FROM %I.rate_limit_definitions WHERE name = $1 AND kind IS NOT NULL', TG_TABLE_SCHEMA)
-        INTO published USING NEW.name;
-    IF published IS NULL THEN
-        RAISE EXCEPTION 'no program has published a limit "%"', NEW.name USING ERRCODE = 'foreign_key_violation';
-    ELSIF published = 'sliding window' AND NEW.capacity IS NOT NULL THEN
-        RAISE EXCEPTION 'limit "%" is a sliding window, whose capacity is its rate', NEW.name USING ERRCODE = 'check_violation';
-    ELSIF published = 'in flight' AND num_nonnulls(NEW.rate, NEW.period, NEW.capacity, NEW.max_reserved, NEW.slots) > 0 THEN
-        RAISE EXCEPTION 'limit "%" is one of how many at once, of which at_once, lease and mode can be overridden', NEW.name USING ERRCODE = 'check_violation';
-    ELSIF published = 'in flight' AND NEW.mode = 'shadow' THEN
-        RAISE EXCEPTION 'limit "%" is one of how many at once, of which none is in mode shadow', NEW.name USING ERRCODE = 'check_violation';
-    ELSIF published <> 'in flight' AND num_nonnulls(NEW.at_once, NEW.lease) > 0 THEN
-        RAISE EXCEPTION 'limit "%" is a %, which has no at_once and no lease', NEW.name, published USING ERRCODE = 'check_violation';
-    ELSIF published <> 'sliding window' AND NEW.slots IS NOT NULL THEN
-        RAISE EXCEPTION 'limit "%" is a %, which has no slots', NEW.name, published USING ERRCODE = 'check_violation';
-    END IF;
+    FOR o IN EXECUTE format($q$
+        SELECT DISTINCT d.name, p.kind AS published, d.capacity IS NOT NULL AS capacity, d.slots IS NOT NULL AS slots,
+            num_nonnulls(d.rate, d.period, d.capacity, d.max_reserved, d.slots) > 0 AS rated,
+            num_nonnulls(d.at_once, d.lease) > 0 AS counted, coalesce(d.mode = 'shadow', false) AS shadow
+        FROM rate_limit_new AS d LEFT JOIN %I.rate_limit_definitions AS p ON p.name = d.name AND p.kind IS NOT NULL
+        WHERE d.kind IS NULL$q$, TG_TABLE_SCHEMA)
+    LOOP
+        IF o.published IS NULL THEN
+            RAISE EXCEPTION 'no program has published a limit "%"', o.name USING ERRCODE = 'foreign_key_violation';
+        ELSIF o.published = 'sliding window' AND o.capacity THEN
+            RAISE EXCEPTION 'limit "%" is a sliding window, whose capacity is its rate', o.name USING ERRCODE = 'check_violation';
+        ELSIF o.published = 'in flight' AND o.rated THEN
+            RAISE EXCEPTION 'limit "%" is one of how many at once, of which at_once, lease and mode can be overridden', o.name USING ERRCODE = 'check_violation';
+        ELSIF o.published = 'in flight' AND o.shadow THEN
+            RAISE EXCEPTION 'limit "%" is one of how many at once, of which none is in mode shadow', o.name USING ERRCODE = 'check_violation';
+        ELSIF o.published <> 'in flight' AND o.counted THEN
+            RAISE EXCEPTION 'limit "%" is a %, which has no at_once and no lease', o.name, o.published USING ERRCODE = 'check_violation';
+        ELSIF o.published <> 'sliding window' AND o.slots THEN
+            RAISE EXCEPTION 'limit "%" is a %, which has no slots', o.name, o.published USING ERRCODE = 'check_violation';
+        END IF;
+    END LOOP;
     RETURN NULL;
 END
 $$;
@@ -194,42 +198,46 @@ END
 $$;
 -- +goose StatementEnd
 
+-- Logs all rows of a statement at once, since 100,000 rows one by one take minutes. What goes is
+-- logged before what comes: of two overrides one may get the other's key.
 -- +goose StatementBegin
 CREATE FUNCTION rate_limit_definitions_log() RETURNS trigger LANGUAGE plpgsql
     SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET intervalstyle = 'postgres' AS $$
 DECLARE
-    was    jsonb;
-    became jsonb;
-    moved  boolean := TG_OP = 'UPDATE' AND (OLD.name, OLD.key) IS DISTINCT FROM (NEW.name, NEW.key);
-    log    text := format('INSERT INTO %I.rate_limit_history (name, key, was, became) VALUES ($1, $2, $3, $4)', TG_TABLE_SCHEMA);
+    log   text := format('INSERT INTO %I.rate_limit_history (name, key, was, became) ', TG_TABLE_SCHEMA);
+    side  text := $q$SELECT id, name, key, jsonb_strip_nulls(to_jsonb(d) - '{id,name,key,updated_at}'::text[]) AS def FROM %I AS d%s OFFSET 0$q$;
+    none  text := ' WHERE false';
+    pairs text := format($q$WITH pairs AS (
+        SELECT o.name AS had, o.key AS had_key, o.def AS was, n.name, n.key, n.def AS became, coalesce((o.name, o.key) IS DISTINCT FROM (n.name, n.key) AND o.id = n.id, false) AS moved
+        FROM (%s) AS o FULL JOIN (%s) AS n USING (id)
+        WHERE (o.name, o.key, o.def) IS DISTINCT FROM (n.name, n.key, n.def)) $q$,
+        CASE TG_OP WHEN 'INSERT' THEN format(side, 'rate_limit_new', none) ELSE format(side, 'rate_limit_old', '') END,
+        CASE TG_OP WHEN 'DELETE' THEN format(side, 'rate_limit_old', none) ELSE format(side, 'rate_limit_new', '') END);
+    told  integer := 0;
+    o     record;
 BEGIN
     -- Logical replication and some restores bring rows and leave the sequence behind.
     EXECUTE format($q$SELECT setval(s.name, h.newest) FROM pg_get_serial_sequence(%1$L, 'version') AS s(name), (SELECT max(version) FROM %1$s) AS h(newest)
         WHERE h.newest > coalesce(pg_sequence_last_value(s.name::regclass), 0)$q$,
         format('%I.rate_limit_history', TG_TABLE_SCHEMA));
     IF TG_OP = 'TRUNCATE' THEN
-        EXECUTE log USING NULL::text, NULL::text, NULL::jsonb, NULL::jsonb;
+        EXECUTE log || 'VALUES (NULL, NULL, NULL, NULL)';
         RETURN NULL;
     END IF;
-    IF TG_OP <> 'INSERT' THEN
-        was := jsonb_strip_nulls(to_jsonb(OLD) - '{id,name,key,updated_at}'::text[]);
-    END IF;
-    IF TG_OP <> 'DELETE' THEN
-        became := jsonb_strip_nulls(to_jsonb(NEW) - '{id,name,key,updated_at}'::text[]);
-    END IF;
     -- For people, who can still roll back. Without the key, which may be a customer's name.
-    IF (moved OR was IS DISTINCT FROM became) AND NOT coalesce(became, was) ? 'kind' THEN
-        RAISE NOTICE 'override of limit "%": was %, becomes %', coalesce(OLD.name, NEW.name), coalesce(was::text, 'none'), coalesce(became::text, 'none')
-            || CASE WHEN moved THEN format(' for %s of limit "%s"', CASE WHEN NEW.key IS NULL THEN 'all keys' ELSE 'a key' END, NEW.name) ELSE '' END;
-    END IF;
-    IF moved THEN
-        EXECUTE log USING OLD.name, OLD.key, was, NULL::jsonb;
-        EXECUTE log USING NEW.name, NEW.key, NULL::jsonb, became;
-    ELSIF TG_OP = 'DELETE' THEN
-        EXECUTE log USING OLD.name, OLD.key, was, NULL::jsonb;
-    ELSIF was IS DISTINCT FROM became THEN
-        EXECUTE log USING NEW.name, NEW.key, was, became;
-    END IF;
+    FOR o IN EXECUTE pairs || $q$SELECT * FROM pairs WHERE NOT coalesce(became, was) ? 'kind' LIMIT 11$q$ LOOP
+        told := told + 1;
+        IF told > 10 THEN
+            RAISE NOTICE 'and further overrides';
+        ELSE
+            RAISE NOTICE 'override of limit "%": was %, becomes %', coalesce(o.had, o.name), coalesce(o.was::text, 'none'), coalesce(o.became::text, 'none')
+                || CASE WHEN o.moved THEN format(' for %s of limit "%s"', CASE WHEN o.key IS NULL THEN 'all keys' ELSE 'a key' END, o.name) ELSE '' END;
+        END IF;
+    END LOOP;
+    EXECUTE log || pairs || $q$SELECT name, key, was, became FROM (
+        SELECT had AS name, had_key AS key, was, NULL::jsonb AS became FROM pairs WHERE name IS NULL OR moved
+        UNION ALL SELECT name, key, CASE WHEN NOT moved THEN was END, became FROM pairs WHERE name IS NOT NULL
+    ) AS c ORDER BY became IS NOT NULL$q$;
     RETURN NULL;
 END
 $$;
@@ -268,10 +276,16 @@ CREATE TRIGGER rate_limit_definitions_turn BEFORE INSERT OR UPDATE OR DELETE OR 
     FOR EACH STATEMENT EXECUTE FUNCTION rate_limit_definitions_turn();
 CREATE TRIGGER rate_limit_definitions_updated BEFORE UPDATE ON rate_limit_definitions
     FOR EACH ROW EXECUTE FUNCTION rate_limit_definitions_check();
-CREATE TRIGGER rate_limit_definitions_check AFTER INSERT OR UPDATE ON rate_limit_definitions
-    FOR EACH ROW EXECUTE FUNCTION rate_limit_definitions_check();
-CREATE TRIGGER rate_limit_definitions_log AFTER INSERT OR UPDATE OR DELETE ON rate_limit_definitions
-    FOR EACH ROW EXECUTE FUNCTION rate_limit_definitions_log();
+CREATE TRIGGER rate_limit_definitions_check_insert AFTER INSERT ON rate_limit_definitions
+    REFERENCING NEW TABLE AS rate_limit_new FOR EACH STATEMENT EXECUTE FUNCTION rate_limit_definitions_check();
+CREATE TRIGGER rate_limit_definitions_check_update AFTER UPDATE ON rate_limit_definitions
+    REFERENCING NEW TABLE AS rate_limit_new FOR EACH STATEMENT EXECUTE FUNCTION rate_limit_definitions_check();
+CREATE TRIGGER rate_limit_definitions_log_insert AFTER INSERT ON rate_limit_definitions
+    REFERENCING NEW TABLE AS rate_limit_new FOR EACH STATEMENT EXECUTE FUNCTION rate_limit_definitions_log();
+CREATE TRIGGER rate_limit_definitions_log_update AFTER UPDATE ON rate_limit_definitions
+    REFERENCING OLD TABLE AS rate_limit_old NEW TABLE AS rate_limit_new FOR EACH STATEMENT EXECUTE FUNCTION rate_limit_definitions_log();
+CREATE TRIGGER rate_limit_definitions_log_delete AFTER DELETE ON rate_limit_definitions
+    REFERENCING OLD TABLE AS rate_limit_old FOR EACH STATEMENT EXECUTE FUNCTION rate_limit_definitions_log();
 CREATE TRIGGER rate_limit_definitions_truncate AFTER TRUNCATE ON rate_limit_definitions
     FOR EACH STATEMENT EXECUTE FUNCTION rate_limit_definitions_log();
 CREATE TRIGGER rate_limit_history_replace BEFORE INSERT ON rate_limit_history

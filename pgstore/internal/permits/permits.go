@@ -191,6 +191,28 @@ func (f *Permits) ReleaseIn(ctx context.Context, tx pgx.Tx, permit ratelimit.Per
 	return nil
 }
 
+// ReleaseFunc releases a permit in a transaction in which do runs after it.
+func (f *Permits) ReleaseFunc(ctx context.Context, permit ratelimit.Permit, do func(pgx.Tx) error) error {
+	err := pgx.BeginTxFunc(ctx, f.Pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		if err := f.ReleaseIn(ctx, tx, permit); err != nil {
+			return err
+		}
+		return do(tx)
+	})
+	if err != nil {
+		return err
+	}
+	f.renewers.Gone(permit)
+	for _, p := range permit.Parts() {
+		key := decide.Key{Name: p.InFlight.Name, Key: p.Key}
+		f.local.Freed(key, p.Number)
+		for _, m := range p.More {
+			f.local.Freed(key, m.Number)
+		}
+	}
+	return nil
+}
+
 // Renew has a permit's lease end a Lease from now, and returns it so.
 func (f *Permits) Renew(ctx context.Context, permit ratelimit.Permit) (ratelimit.Permit, error) {
 	asked := time.Now()

@@ -1,0 +1,65 @@
+package riverlimit
+
+import (
+	"context"
+	"math"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/gate"
+)
+
+// waits sleeps in the worker until a refusal may be over, if the job may start within MaxWait. Of a limit's
+// key no more jobs do so in a process than tokens are due within that; then it reports false, and so it
+// does when ctx is over.
+func (m *Middleware) waits(ctx context.Context, refused ratelimit.Result, since time.Time, d time.Duration) bool {
+	if time.Since(since)+d+debt(refused.Request) > m.config.MaxWait {
+		return false
+	}
+	key := queueKey([]ratelimit.Request{refused.Request})
+	limit := refused.Request.Limit.Definition()
+	due := limit.Rate * float64(m.config.MaxWait) / float64(limit.Period)
+	ahead := m.passing.add(key, 1)
+	defer m.passing.add(key, -1)
+	return float64(ahead)*refused.Request.Count < max(due, 1) && sleep(ctx, d)
+}
+
+// putBehind gives a job that was refused a place behind those that were refused before it, and returns
+// when its turn is. The places are reservations of a limit of their own, which has the rate and no bound.
+// A job that comes at its turn, and is refused again since another came before, keeps its turn.
+func (m *Middleware) putBehind(ctx context.Context, n note, refused ratelimit.Result, at time.Time) (note, time.Time) {
+	line, ok := m.line(refused.Request)
+	if n.Behind || !ok {
+		return n, at
+	}
+	place, err := m.store.Reserve(ctx, line)
+	if err != nil {
+		return n, at
+	}
+	n.Behind = true
+	own := span(line.Count, line) // for which the first in line waits
+	return n, at.Add(max(0, debt(refused.Request)+place.RetryAfter-own-m.config.MaxWait/2))
+}
+
+// line returns the request for a place in the line of a limit. It reports false if there can be none.
+func (m *Middleware) line(r ratelimit.Request) (ratelimit.Request, bool) {
+	d := r.Limit.Definition()
+	r.Limit = ratelimit.TokenBucket{Name: d.Name + gate.Line, Rate: d.Rate, Period: d.Period, Capacity: ratelimit.None}
+	return r, r.Validate() == nil
+}
+
+// debt returns how long the debt of a limit takes that refuses for it: a reservation that is accepted then
+// is due so much later.
+func debt(r ratelimit.Request) time.Duration {
+	most := r.Limit.Definition().MaxReserved
+	if math.IsInf(most, 0) {
+		return 0
+	}
+	return span(most, r)
+}
+
+// span returns how long it takes until so many tokens of a limit are refilled.
+func span(tokens float64, of ratelimit.Request) time.Duration {
+	d := of.Limit.Definition()
+	return time.Duration(min(tokens/d.Rate*float64(d.Period), float64(ratelimit.MaxSpan)))
+}

@@ -1,0 +1,212 @@
+package riverlimit
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/parked"
+)
+
+// LineFullError is the refusal of jobs that would make a line longer than [Inserter.MaxParked]. It is
+// [ratelimit.ErrRefused].
+type LineFullError struct {
+	Limit string // the name of the limit for whose permits they would wait
+	Most  int
+}
+
+func (e *LineFullError) Error() string {
+	return fmt.Sprintf("riverlimit: limit %q: more than %d jobs of a key would be parked", e.Limit, e.Most)
+}
+
+// Unwrap makes errors.Is(err, ratelimit.ErrRefused) true.
+func (e *LineFullError) Unwrap() error { return ratelimit.ErrRefused }
+
+// insert inserts jobs, and parks those that cannot start.
+func (in Inserter) insert(ctx context.Context, tx pgx.Tx, jobs []river.InsertManyParams) ([]*rivertype.JobInsertResult, error) {
+	if in.InFlight == nil || len(jobs) == 0 {
+		return in.Client.InsertManyTx(ctx, tx, jobs)
+	}
+	jobs = slices.Clone(jobs)
+	places, err := in.parkings(ctx, tx, jobs)
+	if err != nil {
+		return nil, err
+	}
+	results, err := in.Client.InsertManyTx(ctx, tx, jobs)
+	if err != nil {
+		return nil, err
+	}
+	var put []*parking
+	for i, p := range places {
+		if p != nil && !results[i].UniqueSkippedAsDuplicate {
+			p.priority, p.job = results[i].Job.Priority, results[i].Job.ID
+			put = append(put, p)
+		}
+	}
+	if len(put) > 0 {
+		err = park(ctx, tx, in.Store.Schema(), put)
+	}
+	return results, err
+}
+
+// parkings returns the places of jobs in lines, nil for a job that may start, and schedules those that have
+// one: until they are woken, or the first of a line until a lease ends.
+func (in Inserter) parkings(ctx context.Context, tx pgx.Tx, jobs []river.InsertManyParams) ([]*parking, error) {
+	asked := make([]ratelimit.PermitRequest, len(jobs))
+	lines := make(map[lineID]*newLine)
+	for i := range jobs {
+		row, err := rowOf(&jobs[i])
+		if err != nil {
+			return nil, err
+		}
+		if row.ScheduledAt.After(time.Now()) {
+			continue
+		}
+		asked[i] = permitsOf(in.Catalog, in.InFlight, row)
+		if asked[i].Limit.Name == "" {
+			continue
+		}
+		if err := asked[i].Validate(); err != nil {
+			return nil, err
+		}
+		for _, p := range asked[i].Parts() {
+			lines[idOf(in.Client, p.Limit.Name, p.Key)] = &newLine{free: p.Limit.Limit}
+		}
+	}
+	if err := in.readLines(ctx, tx, lines); err != nil {
+		return nil, err
+	}
+	places := make([]*parking, len(jobs))
+	for i, a := range asked {
+		if a.Limit.Name == "" {
+			continue
+		}
+		part, line := in.refuses(lines, &a)
+		if part == nil {
+			continue
+		}
+		wait := parkedFor
+		if line.jobs == 0 {
+			wait = part.Limit.LeaseOrDefault()
+		}
+		if line.jobs++; in.MaxParked > 0 && line.jobs > in.MaxParked {
+			return nil, &LineFullError{Limit: part.Limit.Name, Most: in.MaxParked}
+		}
+		places[i] = &parking{line: idOf(in.Client, part.Limit.Name, part.Key), weight: part.N}
+		var err error
+		if jobs[i].InsertOpts, err = parkedOpts(jobs[i].InsertOpts, time.Now().Add(wait)); err != nil {
+			return nil, err
+		}
+	}
+	return places, nil
+}
+
+// newLine is a line while jobs are inserted.
+type newLine struct {
+	jobs int // that are parked, up to one more than MaxParked
+	free int // permits, if nobody waits
+}
+
+// refuses returns the part of a request behind whose line a job has to wait; nil if it may start, and then it
+// has its permits.
+func (in Inserter) refuses(lines map[lineID]*newLine, asked *ratelimit.PermitRequest) (*ratelimit.PermitRequest, *newLine) {
+	parts := asked.Parts()
+	for i, p := range parts {
+		line := lines[idOf(in.Client, p.Limit.Name, p.Key)]
+		if (line.jobs > 0 || line.free < p.N) && p.Limit.Mode != ratelimit.ModeRefuse {
+			return &parts[i], line
+		}
+	}
+	for _, p := range parts {
+		lines[idOf(in.Client, p.Limit.Name, p.Key)].free -= p.N
+	}
+	return nil, nil
+}
+
+// readLines reads how many jobs are in lines.
+func (in Inserter) readLines(ctx context.Context, tx pgx.Tx, lines map[lineID]*newLine) error {
+	if len(lines) == 0 {
+		return nil
+	}
+	var ids []lineID
+	var names, keys []string
+	for id := range lines {
+		ids, names, keys = append(ids, id), append(names, id.name), append(keys, id.key)
+	}
+	rows, err := tx.Query(ctx, strings.ReplaceAll(`SELECT (SELECT count(*)::int4 FROM (
+	SELECT FROM PARKED AS p WHERE p.river = $1 AND p.name = l.name AND p.key = l.key LIMIT $4::int4) AS counted)
+FROM unnest($2::text[], $3::text[]) WITH ORDINALITY AS l (name, key, i) ORDER BY l.i`, "PARKED", parked.In(in.Store.Schema())),
+		in.Client.Schema(), names, keys, in.MaxParked+1)
+	if err != nil {
+		return parkedFault("read the lines of jobs", err)
+	}
+	i, jobs := 0, 0
+	_, err = pgx.ForEachRow(rows, []any{&jobs}, func() error {
+		lines[ids[i]].jobs = jobs
+		i++
+		return nil
+	})
+	return parkedFault("read the lines of jobs", err)
+}
+
+// rowOf returns the row that River will insert for a job, as far as it is known before that.
+func rowOf(p *river.InsertManyParams) (*rivertype.JobRow, error) {
+	if p.Args == nil {
+		return nil, invalid("Args", nil, "must not be nil")
+	}
+	args, err := json.Marshal(p.Args)
+	if err != nil {
+		return nil, fmt.Errorf("riverlimit: the job's arguments: %w", err)
+	}
+	var own, given river.InsertOpts
+	if with, ok := p.Args.(river.JobArgsWithInsertOpts); ok {
+		own = with.InsertOpts()
+	}
+	if p.InsertOpts != nil {
+		given = *p.InsertOpts
+	}
+	row := &rivertype.JobRow{
+		Kind: p.Args.Kind(), EncodedArgs: args, Metadata: given.Metadata, Tags: given.Tags, State: rivertype.JobStateAvailable,
+		Queue: river.QueueDefault, Priority: river.PriorityDefault, MaxAttempts: river.MaxAttemptsDefault,
+	}
+	for _, o := range []river.InsertOpts{own, given} {
+		if o.Queue != "" {
+			row.Queue = o.Queue
+		}
+		if o.Priority != 0 {
+			row.Priority = o.Priority
+		}
+		if o.MaxAttempts != 0 {
+			row.MaxAttempts = o.MaxAttempts
+		}
+		if !o.ScheduledAt.IsZero() {
+			row.ScheduledAt = o.ScheduledAt
+		}
+		if len(row.Tags) == 0 {
+			row.Tags = o.Tags
+		}
+	}
+	return row, nil
+}
+
+// parkedOpts returns the options of a job that is parked until an instant.
+func parkedOpts(opts *river.InsertOpts, until time.Time) (*river.InsertOpts, error) {
+	var o river.InsertOpts
+	if opts != nil {
+		o = *opts
+	}
+	o.ScheduledAt = until
+	n, _ := storedNote(&rivertype.JobRow{Metadata: o.Metadata}) // that of its reservation, if there is one
+	n.Attempt, n.Parked = 1, true
+	var err error
+	o.Metadata, err = n.addTo(o.Metadata)
+	return &o, err
+}

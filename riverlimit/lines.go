@@ -1,0 +1,369 @@
+package riverlimit
+
+import (
+	"context"
+	"database/sql"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/batch"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+const (
+	// lookAfter is when a line is looked at after a permit was released of a key of which no line is
+	// known here: another process may have parked a job meanwhile.
+	lookAfter = 150 * time.Millisecond
+
+	// lookParked is when it is looked at after a job was parked, once River has written its snooze.
+	lookParked = 350 * time.Millisecond
+
+	// soon is for how long a job may wait for a permit in a worker, by the time for which permits are
+	// held on average: about as long as River takes to fetch another. So jobs of seconds wait in no
+	// worker, and those of milliseconds need not wait for River.
+	soon = 250 * time.Millisecond
+
+	wakeTimeout = 5 * time.Second
+	mostParked  = 1000 // jobs of a statement
+	mostLooked  = 100  // lines of a statement
+)
+
+// lines is what a process knows of the lines of its jobs. It knows of a line when it has parked a job there,
+// or found one when it looked, until it finds none.
+type lines struct {
+	store  *pgstore.Store
+	logger *slog.Logger
+	parks  *batch.Queue[*parking]
+	poke   chan struct{}
+
+	mu      sync.Mutex
+	of      map[lineID]*line
+	took    map[string]time.Duration // for how long permits of a limit are held, on average
+	running bool
+	logged  time.Time
+}
+
+// line is what is known of one.
+type line struct {
+	limit   int
+	lease   time.Duration
+	known   bool          // that jobs are parked there
+	waiting int           // jobs that wait for a permit in a worker here
+	next    time.Time     // when to look at it; never if it is zero
+	pause   time.Duration // until the look after that
+}
+
+func newLines(store *pgstore.Store, logger *slog.Logger) *lines {
+	l := &lines{store: store, logger: logger, poke: make(chan struct{}, 1), of: make(map[lineID]*line), took: make(map[string]time.Duration)}
+	l.parks = batch.New(mostParked, wakeTimeout, l.serve, nil)
+	return l
+}
+
+// client is the part of River's client that matters here, whatever its driver.
+type client interface {
+	Schema() string
+	Stopped() <-chan struct{}
+}
+
+// clientOf returns the client that works the job whose context it is, or nil.
+func clientOf(ctx context.Context) client {
+	if c, err := river.ClientFromContextSafely[pgx.Tx](ctx); err == nil {
+		return c
+	}
+	if c, err := river.ClientFromContextSafely[*sql.Tx](ctx); err == nil {
+		return c
+	}
+	return nil
+}
+
+// idOf returns the line of a part of a request.
+func idOf(c client, name, key string) lineID {
+	id := lineID{name: name, key: key}
+	if c != nil {
+		id.river = c.Schema()
+	}
+	return id
+}
+
+// line returns what is known of a line. It needs mu.
+func (l *lines) line(id lineID, limit ratelimit.InFlight) *line {
+	li := l.of[id]
+	if li == nil {
+		li = &line{}
+		l.of[id] = li
+	}
+	li.limit, li.lease = limit.Limit, limit.LeaseOrDefault()
+	return li
+}
+
+// standby returns how many jobs' weight may wait for permits of a line in workers here, beside those that
+// do. It needs mu.
+func (l *lines) standby(id lineID, li *line) int {
+	took := l.took[id.name]
+	if took == 0 {
+		return 0
+	}
+	return max(0, min(int(time.Duration(li.limit)*soon/took), 2*li.limit+fronts)-li.waiting)
+}
+
+// enter returns for how long a job may wait for its permits in a worker; it must leave then. 0 is not at all:
+// it asks. A new job for which others wait in line already, and as many as may in workers here, does not
+// ask either: then enter returns the part of its request of which that is so. One that was woken waits in
+// any case, but not long.
+func (l *lines) enter(c client, asked *ratelimit.PermitRequest, woken bool, most time.Duration) (wait time.Duration, full *ratelimit.PermitRequest) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	parts := asked.Parts()
+	for i, p := range parts {
+		id := idOf(c, p.Limit.Name, p.Key)
+		li := l.of[id]
+		switch {
+		case li == nil || !li.known:
+		case l.standby(id, li) >= p.N:
+			wait = max(wait, most)
+		case !woken && p.Limit.Mode != ratelimit.ModeRefuse:
+			return 0, &parts[i]
+		default:
+			wait, most = min(most, soon), min(most, soon)
+		}
+	}
+	if wait > 0 {
+		for _, p := range parts {
+			l.line(idOf(c, p.Limit.Name, p.Key), p.Limit).waiting += p.N
+		}
+	}
+	return wait, nil
+}
+
+// leave ends the wait of a job that has entered.
+func (l *lines) leave(c client, asked *ratelimit.PermitRequest) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, p := range asked.Parts() {
+		if li := l.of[idOf(c, p.Limit.Name, p.Key)]; li != nil {
+			li.waiting -= p.N
+		}
+	}
+}
+
+// park parks a job in the line of the part of its request that was refused, by a statement shared with
+// other jobs, and reports whether it is the first there.
+func (l *lines) park(ctx context.Context, c client, job *rivertype.JobRow, part *ratelimit.PermitRequest) (first bool, err error) {
+	p := &parking{line: idOf(c, part.Limit.Name, part.Key), priority: job.Priority, job: job.ID, weight: part.N}
+	if _, err := l.parks.Do(ctx, p); err != nil {
+		return false, err
+	}
+	if p.err != nil {
+		return false, p.err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	li := l.line(p.line, part.Limit)
+	li.known = true
+	l.lookAt(c, li, time.Now().Add(lookParked))
+	return p.first, nil
+}
+
+// serve parks the jobs that have gathered.
+func (l *lines) serve(ctx context.Context, tickets []*batch.Ticket[*parking]) {
+	jobs := make([]*parking, len(tickets))
+	for i, t := range tickets {
+		jobs[i] = t.Value
+	}
+	err := park(ctx, l.store.Pool(), l.store.Schema(), jobs)
+	for _, t := range tickets {
+		t.Value.err = err
+		t.Finish()
+	}
+}
+
+// lookAt has a line looked at by an instant. It needs mu.
+func (l *lines) lookAt(c client, li *line, at time.Time) {
+	if li.next.IsZero() || at.Before(li.next) {
+		li.next, li.pause = at, 0
+	}
+	if !l.running {
+		l.running = true
+		var stopped <-chan struct{}
+		if c != nil {
+			stopped = c.Stopped()
+		}
+		go l.run(stopped)
+		return
+	}
+	select {
+	case l.poke <- struct{}{}:
+	default:
+	}
+}
+
+// end ends the work of a job that has held a permit since an instant. If jobs are parked for it, it releases
+// the permit in the transaction that wakes them. Otherwise the caller releases it, and the line is
+// looked at a little later.
+func (l *lines) end(ctx context.Context, c client, job int64, permit *ratelimit.Permit, since time.Time) {
+	calls, here := l.calls(c, permit, time.Since(since))
+	if len(calls) == 0 || here { // who waits here is handed the permit on
+		l.looks(c, permit, here)
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), wakeTimeout)
+	defer cancel()
+	sql := wakeStatement(l.store, calls[0].line.river)
+	err := l.store.Permits().ReleaseFunc(ctx, *permit, func(tx pgx.Tx) error { return wake(ctx, tx, sql, calls, job) })
+	if err != nil {
+		l.looks(c, permit, true)
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, call := range calls {
+		l.answered(c, call)
+	}
+}
+
+// calls returns what is asked of the known lines of a permit that is released, and whether a job of them
+// waits in a worker here. It notes for how long the permit was held.
+func (l *lines) calls(c client, permit *ratelimit.Permit, held time.Duration) (calls []*call, here bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, p := range permit.Parts() {
+		name := p.InFlight.Name
+		if was := l.took[name]; was > 0 {
+			held = was + (held-was)/4
+		}
+		l.took[name] = max(held, time.Microsecond)
+		id := idOf(c, name, p.Key)
+		if li := l.of[id]; li != nil {
+			here = here || li.waiting > 0
+			if li.known {
+				calls = append(calls, l.call(id, li, 1+len(p.More)))
+			}
+		}
+	}
+	return calls, here
+}
+
+// call returns the question about a line. It needs mu.
+func (l *lines) call(id lineID, li *line, freed int) *call {
+	return &call{line: id, limit: li.limit, lease: li.lease, freed: freed, extra: l.standby(id, li)}
+}
+
+// looks has the lines of a permit looked at: now, or if there may be none, in a while.
+func (l *lines) looks(c client, permit *ratelimit.Permit, now bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, p := range permit.Parts() {
+		at := time.Now()
+		if !now {
+			at = at.Add(lookAfter)
+		}
+		l.lookAt(c, l.line(idOf(c, p.InFlight.Name, p.Key), p.InFlight), at)
+	}
+}
+
+// answered notes what a look has found. It needs mu.
+func (l *lines) answered(c client, call *call) {
+	li := l.of[call.line]
+	if li == nil {
+		return
+	}
+	li.known, li.next = call.more, time.Time{}
+	switch {
+	case !call.more:
+		if li.waiting == 0 {
+			delete(l.of, call.line)
+		}
+	case call.dead >= fronts:
+		l.lookAt(c, li, time.Now())
+	case call.room && call.woken == 0: // River has not written their snoozes yet
+		pause := min(max(2*li.pause, lookParked), li.lease)
+		l.lookAt(c, li, time.Now().Add(pause))
+		li.pause = pause
+	default:
+		l.lookAt(c, li, time.Now().Add(li.lease))
+	}
+}
+
+// run looks at lines when they are due, until none is or the client has stopped; then once more at those
+// of which permits were released.
+func (l *lines) run(stopped <-chan struct{}) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-l.poke:
+		case <-stopped:
+			l.look(time.Now().Add(lookParked))
+			l.mu.Lock()
+			l.running = false
+			l.mu.Unlock()
+			return
+		}
+		l.look(time.Now())
+		l.mu.Lock()
+		next := time.Time{}
+		for _, li := range l.of {
+			if !li.next.IsZero() && (next.IsZero() || li.next.Before(next)) {
+				next = li.next
+			}
+		}
+		if next.IsZero() {
+			l.running = false
+			l.mu.Unlock()
+			return
+		}
+		l.mu.Unlock()
+		timer.Reset(max(0, time.Until(next)))
+	}
+}
+
+// look looks at the lines that are due at an instant.
+func (l *lines) look(at time.Time) {
+	for river, calls := range l.due(at) {
+		for len(calls) > 0 {
+			some := calls[:min(len(calls), mostLooked)]
+			calls = calls[len(some):]
+			ctx, cancel := context.WithTimeout(context.Background(), wakeTimeout)
+			err := wake(ctx, l.store.Pool(), wakeStatement(l.store, river), some)
+			cancel()
+			l.looked(some, err)
+		}
+	}
+}
+
+func (l *lines) due(at time.Time) map[string][]*call {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	due := make(map[string][]*call)
+	for id, li := range l.of {
+		if !li.next.IsZero() && !li.next.After(at) {
+			li.next = time.Time{}
+			due[id.river] = append(due[id.river], l.call(id, li, 0))
+		}
+	}
+	return due
+}
+
+// looked notes what a statement has found, or that it failed.
+func (l *lines) looked(calls []*call, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, call := range calls {
+		if err == nil {
+			l.answered(nil, call)
+		} else if li := l.of[call.line]; li != nil {
+			l.lookAt(nil, li, time.Now().Add(faultSnooze))
+		}
+	}
+	if err != nil && time.Since(l.logged) > time.Minute {
+		l.logged = time.Now()
+		l.logger.Error("riverlimit: jobs that wait in line could not be woken; trying again", slog.String("error", err.Error()))
+	}
+}

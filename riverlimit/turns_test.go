@@ -1,0 +1,215 @@
+package riverlimit_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/riverlimit"
+)
+
+// statements counts those that a pool sends, without BEGIN, COMMIT and ROLLBACK.
+type statements struct{ n atomic.Int64 }
+
+func (s *statements) add(sql string) {
+	switch strings.ToUpper(strings.Fields(sql)[0]) {
+	case "BEGIN", "COMMIT", "ROLLBACK":
+	default:
+		s.n.Add(1)
+	}
+}
+
+func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
+	s.add(d.SQL)
+	return ctx
+}
+func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (s *statements) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceBatchStartData) context.Context {
+	for _, q := range d.Batch.QueuedQueries {
+		s.add(q.SQL)
+	}
+	return ctx
+}
+func (*statements) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (*statements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+
+// countedStore is a store on a pool of its own, and the statements that it sends.
+func (b *bench) countedStore(t testing.TB) (*statements, *bench) {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(b.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.MaxConns = 10
+	config.ConnConfig.RuntimeParams["search_path"] = ""
+	sent := &statements{}
+	config.ConnConfig.Tracer = sent
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return sent, &bench{b.DB, newStore(t, pool, b.Schema)}
+}
+
+// tenantArgs is a job of a tenant.
+type tenantArgs struct {
+	Tenant string `json:"tenant"`
+}
+
+func (tenantArgs) Kind() string { return "tenant" }
+
+func tenantOf(job *rivertype.JobRow) string {
+	_, rest, _ := strings.Cut(string(job.EncodedArgs), `"tenant"`)
+	return strings.Trim(rest, `:"} `)
+}
+
+// turnsRun is a run in which a flood of jobs of tenant A is there, and then 10 of tenant B.
+type turnsRun struct {
+	name     string
+	config   riverlimit.MiddlewareConfig
+	took     time.Duration
+	flood    int
+	inserted func(tenant string) []ratelimit.Request // by an Inserter; nil for jobs inserted without
+	parked   bool                                    // at insertion
+}
+
+var (
+	oneAtOnce  = ratelimit.InFlight{Name: "one", Limit: 1}
+	oneASecond = ratelimit.TokenBucket{Name: "second", Rate: 1, Period: time.Second, Capacity: 1}
+	fewAhead   = ratelimit.TokenBucket{Name: "few", Rate: 1, Period: time.Second, Capacity: 1, MaxReserved: 5}
+	oneAMinute = ratelimit.TokenBucket{Name: "minute", Rate: 1, Period: time.Minute, Capacity: 1}
+	shared     = ratelimit.TokenBucket{Name: "shared", Rate: 100, Period: time.Minute, Capacity: 1}
+)
+
+func ofTenant(limits ...ratelimit.Limit) func(*rivertype.JobRow) []ratelimit.Request {
+	return func(job *rivertype.JobRow) (requests []ratelimit.Request) {
+		for _, l := range limits {
+			key := tenantOf(job)
+			if ratelimit.NameOf(l) == shared.Name {
+				key = ""
+			}
+			switch l := l.(type) {
+			case ratelimit.TokenBucket:
+				requests = append(requests, l.For(key))
+			}
+		}
+		return requests
+	}
+}
+
+func oneOfTenant(job *rivertype.JobRow) ratelimit.PermitRequest { return oneAtOnce.For(tenantOf(job)) }
+
+func turnsRuns() []turnsRun {
+	return []turnsRun{
+		{name: "InFlight 1", config: riverlimit.MiddlewareConfig{InFlight: oneOfTenant}, took: time.Second, flood: 200},
+		{name: "InFlight 1, 10,000 jobs inserted with it", config: riverlimit.MiddlewareConfig{InFlight: oneOfTenant}, took: time.Second, flood: 10_000, parked: true},
+		{name: "1 a second", config: riverlimit.MiddlewareConfig{Limits: ofTenant(oneASecond)}, flood: 200},
+		{name: "1 a second, MaxReserved 5", config: riverlimit.MiddlewareConfig{Limits: ofTenant(fewAhead)}, flood: 200},
+		{
+			name: "1 a minute for the tenant, 100 for all", config: riverlimit.MiddlewareConfig{Limits: ofTenant(oneAMinute, shared)}, flood: 6000,
+			inserted: func(tenant string) []ratelimit.Request { return []ratelimit.Request{oneAMinute.For(tenant)} },
+		},
+	}
+}
+
+// River with 10 workers, a flood of jobs of tenant A, and then 10 of tenant B: of none are when B's first
+// and tenth job start, how many of A's start in a second, and statements and snoozes for each job that
+// has started.
+//
+//	go test -bench Turns -benchtime 1x ./riverlimit
+func BenchmarkTurns(b *testing.B) {
+	lasts := 20 * time.Second
+	if testing.Short() {
+		lasts = 4 * time.Second
+	}
+	for _, run := range turnsRuns() {
+		b.Run(strings.ReplaceAll(run.name, " ", "_"), func(b *testing.B) {
+			for b.Loop() {
+				run.run(b, lasts)
+			}
+		})
+	}
+}
+
+func (r *turnsRun) run(b *testing.B, lasts time.Duration) {
+	b.Helper()
+	bench := newBench(b)
+	sent, counted := bench.countedStore(b)
+	var mu sync.Mutex
+	began := map[string][]time.Duration{}
+	var begin time.Time
+	config := counted.config(nil, middleware(b, counted.store, r.config))
+	config.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}}
+	config.Workers = river.NewWorkers()
+	river.AddWorker(config.Workers, river.WorkFunc(func(_ context.Context, job *river.Job[tenantArgs]) error {
+		mu.Lock()
+		began[job.Args.Tenant] = append(began[job.Args.Tenant], time.Since(begin))
+		mu.Unlock()
+		time.Sleep(r.took)
+		return nil
+	}))
+	client := counted.client(b, config)
+	r.insert(b, bench, client, "A", r.flood)
+	r.insert(b, bench, client, "B", 10)
+	begin = time.Now()
+	sent.n.Store(0)
+	start(b, client)
+	time.Sleep(lasts)
+	all := sent.n.Load()
+	mu.Lock()
+	defer mu.Unlock()
+	for _, at := range began {
+		slices.Sort(at)
+	}
+	total := len(began["A"]) + len(began["B"])
+	nth := func(n int) float64 {
+		if len(began["B"]) < n {
+			return -1
+		}
+		return began["B"][n-1].Seconds()
+	}
+	b.ReportMetric(nth(1), "B-first-s")
+	b.ReportMetric(nth(10), "B-tenth-s")
+	b.ReportMetric(float64(len(began["A"]))/lasts.Seconds(), "A/s")
+	b.ReportMetric(float64(all)/float64(max(total, 1)), "statements/job")
+	snoozes := bench.count(b, `SELECT coalesce(sum((metadata->>'snoozes')::int), 0)::int FROM river_job`)
+	b.ReportMetric(float64(snoozes), "snoozes")
+	b.ReportMetric(float64(bench.count(b, `SELECT coalesce(max((metadata->>'snoozes')::int), 0)::int FROM river_job`)), "most-snoozes")
+}
+
+// insert inserts jobs of a tenant.
+func (r *turnsRun) insert(b *testing.B, bench *bench, client *river.Client[pgx.Tx], tenant string, n int) {
+	b.Helper()
+	in := riverlimit.Inserter{Client: client, Store: bench.store}
+	if r.parked {
+		in.InFlight = r.config.InFlight
+	}
+	params := make([]riverlimit.InsertManyParams, n)
+	for i := range params {
+		params[i].Args = tenantArgs{tenant}
+		if r.inserted != nil {
+			params[i].Requests = r.inserted(tenant)
+		}
+	}
+	bench.inTx(b, func(tx pgx.Tx) error {
+		for some := range slices.Chunk(params, 2000) {
+			if _, err := in.InsertManyTx(b.Context(), tx, some); err != nil {
+				return fmt.Errorf("insert: %w", err)
+			}
+		}
+		return nil
+	})
+}
