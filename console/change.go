@@ -215,7 +215,7 @@ func (s *site) asked(ctx context.Context, form url.Values) (t target, a action, 
 	// Browsers change ends of lines in what they post, so the page has keys as visible.Text.
 	key, err := visible.Parse(form.Get("key"))
 	if err != nil || key == catalog.AllKeys {
-		return t, a, bad("key", len(form.Get("key")), "(bytes) is no key")
+		return t, a, bad("key", size(len(form.Get("key"))), "is no key")
 	}
 	t = target{name: form.Get("name"), key: key, all: form.Get("all") != ""}
 	if t.inFlight, err = s.desk.InFlight(t.name); err != nil {

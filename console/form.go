@@ -21,6 +21,11 @@ func bad(field string, value any, reason string) error {
 	return &ratelimit.FieldError{Package: "console", Field: field, Value: value, Reason: reason}
 }
 
+// size tells a text that may be a key, of so many bytes, in an error.
+type size int
+
+func (n size) String() string { return "of " + strconv.Itoa(int(n)) + " bytes" }
+
 // readForm reads a request's parameters. Every text in them can be asked for in PostgreSQL.
 func readForm(r *http.Request) error {
 	if err := r.ParseForm(); err != nil {
@@ -29,7 +34,7 @@ func readForm(r *http.Request) error {
 	for name, values := range r.Form {
 		for _, v := range values {
 			if !utf8.ValidString(v) || strings.ContainsRune(v, 0) {
-				return bad(name, len(v), "(bytes) must be valid UTF-8 without zero bytes")
+				return bad(name, size(len(v)), "must be valid UTF-8 without zero bytes")
 			}
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -109,26 +110,56 @@ func readKeys(from io.Reader, add func(argument string) error) error {
 }
 
 // each changes keys, some at a time, and prints what became of each.
-func (e *edit) each(ctx context.Context, done string, atOnce int, change func(requests []ratelimit.Request) error) error {
+func (e *edit) each(ctx context.Context, done string, change func(requests []ratelimit.Request) error) error {
 	changed := 0
-	for some := range slices.Chunk(e.keys, atOnce) {
-		requests := make([]ratelimit.Request, len(some))
+	for some := range slices.Chunk(e.keys, ratelimit.MaxRequests) {
+		requests, states := make([]ratelimit.Request, len(some)), make([]ratelimit.Result, len(some))
 		for i, key := range some {
 			requests[i] = e.of(key)
 		}
 		err := change(requests)
-		if err != nil && changed > 0 {
-			err = fmt.Errorf("after %s: %w", plural(changed, "key"), err)
+		if err != nil && len(e.keys) > 1 {
+			err = fmt.Errorf("after at least %s: %w", plural(changed, "key"), err)
 		}
 		if err != nil {
 			return err
 		}
-		for _, key := range some {
-			if err := e.done(ctx, done, key); err != nil {
+		err = together(len(some), func(i int) (err error) {
+			states[i], err = e.now(ctx, some[i])
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("%s is done; reading it again failed: %w", done, err)
+		}
+		for i, key := range some {
+			if err := e.done(done, key, &states[i]); err != nil {
 				return err
 			}
 		}
 		changed += len(some)
+	}
+	return nil
+}
+
+// eachAlone is each by a verb that changes one key, of several keys at once.
+func (e *edit) eachAlone(ctx context.Context, done string, change func(r ratelimit.Request) error) error {
+	return e.each(ctx, done, func(requests []ratelimit.Request) error {
+		return together(len(requests), func(i int) error { return change(requests[i]) })
+	})
+}
+
+// together runs do n times at once, and returns the first error.
+func together(n int, do func(i int) error) error {
+	errs := make([]error, n)
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() { errs[i] = do(i) })
+	}
+	all.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -160,11 +191,7 @@ func (e *edit) now(ctx context.Context, key string) (ratelimit.Result, error) {
 }
 
 // done prints the state of a key after it was changed.
-func (e *edit) done(ctx context.Context, what, key string) error {
-	result, err := e.now(ctx, key)
-	if err != nil {
-		return fmt.Errorf("%s is done; reading it again failed: %w", what, err)
-	}
+func (e *edit) done(what, key string, result *ratelimit.Result) error {
 	p := e.printer(e.cmd)
 	if p.json {
 		held := e.of(key).Limit.Definition()
@@ -218,7 +245,7 @@ func resetCommand(o *options) *cobra.Command {
 				if ok, err := e.confirmedFor(ctx, "reset"); !ok {
 					return err
 				}
-				return e.each(ctx, "reset", 1, func(r []ratelimit.Request) error { return e.desk.Store.Reset(ctx, r[0].Limit, r[0].Key) })
+				return e.eachAlone(ctx, "reset", func(r ratelimit.Request) error { return e.desk.Store.Reset(ctx, r.Limit, r.Key) })
 			})
 		},
 	}))
@@ -247,9 +274,9 @@ func creditCommand(o *options) *cobra.Command {
 				if ok, err := e.confirmedFor(ctx, "give "+inspect.Amount(count)+" to"); !ok {
 					return err
 				}
-				return e.each(ctx, "credited", 1, func(r []ratelimit.Request) error {
-					r[0].Count = count
-					_, err := e.desk.Store.Credit(ctx, r[0])
+				return e.eachAlone(ctx, "credited", func(r ratelimit.Request) error {
+					r.Count = count
+					_, err := e.desk.Store.Credit(ctx, r)
 					return err
 				})
 			})
@@ -277,7 +304,7 @@ divided by keys is ''.` + fromInput,
 				if ok, err := e.confirmedFor(ctx, fmt.Sprintf("pause for %s", lasts)); !ok {
 					return err
 				}
-				return e.each(ctx, "paused", ratelimit.MaxRequests, func(r []ratelimit.Request) error {
+				return e.each(ctx, "paused", func(r []ratelimit.Request) error {
 					_, err := e.desk.Store.PauseEach(ctx, r, lasts)
 					return err
 				})
@@ -299,7 +326,7 @@ func resumeCommand(o *options) *cobra.Command {
 				if ok, err := e.confirmedFor(ctx, "end the pause of"); !ok {
 					return err
 				}
-				return e.each(ctx, "resumed", 1, func(r []ratelimit.Request) error { return e.desk.Store.Resume(ctx, r[0].Limit, r[0].Key) })
+				return e.eachAlone(ctx, "resumed", func(r ratelimit.Request) error { return e.desk.Store.Resume(ctx, r.Limit, r.Key) })
 			})
 		},
 	}))
