@@ -9,12 +9,6 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// KeyEdit is an edit of the override of a limit for one key, of several that are made together.
-type KeyEdit struct {
-	Name, Key string
-	Override  *Override // as for [Catalog.Set]; nil removes it
-}
-
 // SetEach makes edits of several keys or limits together: all or none, as [Catalog.Set] and
 // [Catalog.Unset] make one. It returns them in their order. Each key is edited once, and none is
 // [AllKeys]. Errors are those of Set.
@@ -47,14 +41,6 @@ func (c *Catalog) SetEachTx(ctx context.Context, tx pgx.Tx, edits ...KeyEdit) ([
 	return inOrder(edits, func(sorted []KeyEdit) ([]Edit, error) { return c.keepTx(ctx, tx, sorted...) })
 }
 
-// first returns the only one of some edits.
-func first(made []Edit, err error) (Edit, error) {
-	if err != nil {
-		return Edit{}, err
-	}
-	return made[0], nil
-}
-
 // inOrder has do make edits in the order in which their rows are locked, and returns them in their own.
 func inOrder(edits []KeyEdit, do func([]KeyEdit) ([]Edit, error)) ([]Edit, error) {
 	order := make([]int, len(edits))
@@ -80,32 +66,6 @@ func inOrder(edits []KeyEdit, do func([]KeyEdit) ([]Edit, error)) ([]Edit, error
 	made := make([]Edit, len(edits))
 	for n, i := range order {
 		made[i] = all[n]
-	}
-	return made, nil
-}
-
-// eachInMemory makes edits in memory, if all can be made.
-func (c *Catalog) eachInMemory(ctx context.Context, edits []KeyEdit) (made []Edit, err error) {
-	if err := c.Refresh(ctx); err != nil {
-		return nil, err
-	}
-	for i := range edits {
-		if _, err := c.planned(c.view.Load(), edits[i].Name, edits[i].Key, edits[i].Override, nil); err != nil {
-			return nil, err
-		}
-	}
-	for i := range edits {
-		do := c.keepInMemory
-		if c.config.Store == nil {
-			do = func(ctx context.Context, name, key string, by *Override, agreed *Edit) (Edit, error) {
-				return c.write(ctx, nil, name, key, by, agreed, nil)
-			}
-		}
-		e, err := do(ctx, edits[i].Name, edits[i].Key, edits[i].Override, nil)
-		if err != nil {
-			return nil, err
-		}
-		made = append(made, e)
 	}
 	return made, nil
 }

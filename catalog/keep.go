@@ -24,76 +24,6 @@ const (
 // errAgain is the error of an edit that was decided by what has changed meanwhile.
 var errAgain = errors.New("the limit is being changed by somebody else")
 
-// within is the time after which all processes have read an edit. Programs with a longer Config.Every
-// than the default may take by the definition of before for longer.
-func (c *Catalog) within() time.Duration { return 2 * max(c.config.Every, defaultEvery) }
-
-// A keeping is an edit that keeps what was used, as far as it is known before rows are locked.
-type keeping struct {
-	edit    Edit
-	limit   ratelimit.Limit // as it is published
-	pending []pending       // of the limit, as they were read
-	version int64           // of the limit's history
-	at      time.Time       // by which rows are marked
-
-	left   *Left    // of a key
-	most   *pending // what is pending of it, or of most keys of an edit for all
-	paused []string // of an edit for all keys: those whose rows could not be marked
-}
-
-// holds returns the limits of a key before and after the edit.
-func (k *keeping) holds(key string, clock func() time.Time) (from, to ratelimit.Limit) {
-	if k.limit == nil {
-		return nil, nil
-	}
-	before := ratelimit.Request{Limit: k.limit, Key: key}
-	after := before
-	k.edit.before.choose(&before, clock)
-	k.edit.after.choose(&after, clock)
-	return before.Limit, after.Limit
-}
-
-// replacement returns the replacement of a key's limit. Its rows are measured by the least capacity by
-// which some process may still take from them: while a raise is pending, that is less than those of both.
-// A row that is cut at once, in the transaction of the definition, otherwise needs no mark; a sliding
-// window has counts, which no definition cuts.
-func (k *keeping) replacement(key string, from, to ratelimit.Limit, alone bool) ratelimit.Replacement {
-	r := ratelimit.Replacement{Key: key, From: from, To: to, Marked: marked(k.pending, key)}
-	d, by := from.Definition(), to.Definition()
-	least := min(d.Capacity, by.Capacity)
-	for _, m := range r.Marked {
-		for _, l := range m.By {
-			least = min(least, l.Definition().Capacity)
-		}
-	}
-	if d.Kind == ratelimit.KindSlidingWindow || alone && by.Capacity <= least {
-		return r
-	}
-	by.Capacity = least
-	r.By, r.Mark = by.Limit(), k.at
-	return r
-}
-
-// changes reports whether rows change when one limit replaces another.
-func changes(from, to ratelimit.Limit) bool {
-	a, b := from.Definition(), to.Definition()
-	a.MaxReserved = b.MaxReserved
-	return a != b
-}
-
-// leftOf returns what is left of a key by a status of before.
-func leftOf(before *ratelimit.Status, to ratelimit.Limit, within time.Duration) *Left {
-	d, was := to.Definition(), before.Request.Limit.Definition()
-	l := &Left{Before: before.Value, Of: was.Capacity, AfterOf: d.Capacity, After: before.Value + d.Capacity - was.Capacity}
-	if d.Kind != ratelimit.KindSlidingWindow {
-		l.After = min(d.Capacity, max(l.After, min(before.Value, 0)))
-		if d.Capacity > was.Capacity {
-			l.Within = within
-		}
-	}
-	return l
-}
-
 // keeps reports whether an edit of a name changes rows.
 func (c *Catalog) keeps(e *Edit) bool {
 	p := e.before.limits[e.Name]
@@ -203,12 +133,6 @@ func (c *Catalog) unchanged(ctx context.Context, tx pgx.Tx, k *keeping, replaced
 	}
 	return nil
 }
-
-// apart is the mark of rows of an edit for all keys that are measured otherwise than most.
-func apart(mark time.Time) time.Time { return mark.Add(time.Microsecond) }
-
-// own returns the marks of an edit.
-func (k *keeping) own() []time.Time { return []time.Time{k.at, apart(k.at)} }
 
 // unlike returns an instant for a mark that no other rows have, also by a clock that was set back.
 func unlike(at time.Time, known []pending) time.Time {
@@ -593,8 +517,42 @@ func (c *Catalog) replaceKeys(ctx context.Context, tx pgx.Tx, k *keeping, keys [
 	return done, err
 }
 
-// asMost reports whether a key is measured as most keys of an edit are.
-func (k *keeping) asMost(key string, is, will ratelimit.Limit) bool {
-	return k.most.marks() && k.most.by[1] == is && k.most.by[2] == will &&
-		!slices.ContainsFunc(k.pending, func(p pending) bool { return p.key == key })
+// KeyEdit is an edit of the override of a limit for one key, of several that are made together.
+type KeyEdit struct {
+	Name, Key string
+	Override  *Override // as for [Catalog.Set]; nil removes it
+}
+
+// first returns the only one of some edits.
+func first(made []Edit, err error) (Edit, error) {
+	if err != nil {
+		return Edit{}, err
+	}
+	return made[0], nil
+}
+
+// eachInMemory makes edits in memory, if all can be made.
+func (c *Catalog) eachInMemory(ctx context.Context, edits []KeyEdit) (made []Edit, err error) {
+	if err := c.Refresh(ctx); err != nil {
+		return nil, err
+	}
+	for i := range edits {
+		if _, err := c.planned(c.view.Load(), edits[i].Name, edits[i].Key, edits[i].Override, nil); err != nil {
+			return nil, err
+		}
+	}
+	for i := range edits {
+		do := c.keepInMemory
+		if c.config.Store == nil {
+			do = func(ctx context.Context, name, key string, by *Override, agreed *Edit) (Edit, error) {
+				return c.write(ctx, nil, name, key, by, agreed, nil)
+			}
+		}
+		e, err := do(ctx, edits[i].Name, edits[i].Key, edits[i].Override, nil)
+		if err != nil {
+			return nil, err
+		}
+		made = append(made, e)
+	}
+	return made, nil
 }

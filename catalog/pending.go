@@ -21,40 +21,6 @@ const (
 	unsure = time.Duration(-1)
 )
 
-// pending is rows of a limit that have a mark: by what they are measured, until they are raised to
-// what holds.
-type pending struct {
-	id   string
-	name string
-	key  string // or AllKeys
-	mark time.Time
-	by   []ratelimit.Limit
-}
-
-// marks reports whether rows have the mark.
-func (p *pending) marks() bool { return p != nil && len(p.by) > 0 }
-
-// cuts reports whether an edit for all keys takes from rows.
-func (p *pending) cuts() bool {
-	return p.marks() && p.by[2].Definition().Capacity < p.by[1].Definition().Capacity
-}
-
-// twice reports whether an edit that takes from rows leaves some measured by less than it: they are raised
-// later, once no process takes by that.
-func (p *pending) twice() bool {
-	return p.cuts() && p.by[0].Definition().Capacity < p.by[2].Definition().Capacity
-}
-
-// marked returns how rows of a key are measured that have marks.
-func marked(all []pending, key string) (of []ratelimit.Marked) {
-	for _, p := range all {
-		if p.key == key || p.key == AllKeys {
-			of = append(of, ratelimit.Marked{Mark: p.mark, By: p.by})
-		}
-	}
-	return of
-}
-
 // pendingNow is the clock that decides: the database's, unless $1 is another.
 const pendingNow = `coalesce($1::timestamptz, clock_timestamp())`
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"strings"
+	"time"
 
 	"github.com/pgratelimit/ratelimit"
 )
@@ -164,4 +165,24 @@ func (f *family) lower(o *Override) (fields []string) {
 	}
 	add(o.Mode == ratelimit.ModeRefuse, "Mode")
 	return fields
+}
+
+// changes reports whether rows change when one limit replaces another.
+func changes(from, to ratelimit.Limit) bool {
+	a, b := from.Definition(), to.Definition()
+	a.MaxReserved = b.MaxReserved
+	return a != b
+}
+
+// leftOf returns what is left of a key by a status of before.
+func leftOf(before *ratelimit.Status, to ratelimit.Limit, within time.Duration) *Left {
+	d, was := to.Definition(), before.Request.Limit.Definition()
+	l := &Left{Before: before.Value, Of: was.Capacity, AfterOf: d.Capacity, After: before.Value + d.Capacity - was.Capacity}
+	if d.Kind != ratelimit.KindSlidingWindow {
+		l.After = min(d.Capacity, max(l.After, min(before.Value, 0)))
+		if d.Capacity > was.Capacity {
+			l.Within = within
+		}
+	}
+	return l
 }

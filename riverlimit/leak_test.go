@@ -38,4 +38,15 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		"Middleware":       middleware,
 		"MiddlewareConfig": config,
 	})
+
+	parks := b.inserter(t)
+	parks.InFlight, parks.MaxParked = oneOfTenant, 1
+	_, full := b.insertTenants(t, parks, leak.Key, leak.Key, leak.Key)
+	if _, err := b.Pool.Exec(t.Context(), "DROP TABLE "+b.Schema+".rate_limit_parked"); err != nil {
+		t.Fatal(err)
+	}
+	_, notMigrated := b.insertTenants(t, parks, leak.Key, leak.Key)
+	leak.Errors(t, ".", map[string]leak.Provoked{
+		"ErrNotMigrated": {Is: riverlimit.ErrNotMigrated, Err: notMigrated}, "LineFullError": {Err: full},
+	})
 }
