@@ -64,7 +64,7 @@ var mayImport = map[string][]string{
 	"internal/watch":           {".", "internal/receipt"},
 	"internal/leak":            {},
 	"fallback":                 {".", "internal/bucket", "internal/decide", "internal/receipt", "internal/watch"},
-	"catalog":                  {".", pgx},
+	"catalog":                  {".", "internal/bucket", pgx},
 	"console":                  {".", "catalog", "internal/inspect", "internal/parked", "internal/visible", "pgstore", "refusals", pgx},
 	"refusals":                 {".", pgx},
 	"erase":                    {".", pgx},

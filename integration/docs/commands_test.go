@@ -60,7 +60,7 @@ func allPages(t *testing.T) []*page {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"ARCHITECTURE.md", "CONTRIBUTING.md", "INVARIANTS.md", "CHANGELOG.md", "testdata/conformance/README.md"} {
+	for _, name := range []string{"ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "testdata/conformance/README.md"} {
 		p, err := readPage(root, filepath.Join(root, name))
 		if err != nil {
 			t.Fatal(err)
@@ -138,6 +138,8 @@ func checkTest(args []string) error {
 		case arg == "-run" || arg == "-bench" || arg == "-fuzz":
 			i++
 			patterns[map[string]string{"-run": "Test", "-bench": "Benchmark", "-fuzz": "Fuzz"}[arg]] = args[i]
+		case arg == "-benchtime":
+			i++
 		case arg == "work" || arg == "./...":
 			dirs = append(dirs, ".")
 		case arg == "." || strings.HasPrefix(arg, "./"):

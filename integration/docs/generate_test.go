@@ -30,7 +30,7 @@ var imports = func() map[string]string {
 	byName := map[string]string{}
 	for _, path := range []string{
 		"bytes", "cmp", "context", "crypto/rand", "database/sql", "encoding/json", "errors", "fmt", "io", "log", "log/slog", "math",
-		"net/http", "net/http/httptest", "net/netip", "os", "path/filepath", "slices", "strconv", "strings", "sync", "testing", "testing/synctest", "time",
+		"net/http", "net/http/httptest", "net/netip", "os", "os/signal", "path/filepath", "slices", "strconv", "strings", "sync", "syscall", "testing", "testing/synctest", "time",
 		"github.com/jackc/pgx/v5", "github.com/jackc/pgx/v5/pgconn", "github.com/jackc/pgx/v5/pgxpool", "github.com/jackc/pgx/v5/stdlib",
 		"github.com/pressly/goose/v3", "github.com/riverqueue/river", "github.com/riverqueue/river/riverdriver/riverpgxv5",
 		"github.com/riverqueue/river/rivertype", "golang.org/x/time/rate", "go.opentelemetry.io/otel",

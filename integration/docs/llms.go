@@ -14,7 +14,6 @@ var details = []string{"A whole program", "Install", "What you want"}
 var about = map[string]string{
 	"docs/benchmark.md": "A run of the benchmarks: decisions and transactions beside Redis and beside limits made by hand.",
 	"docs/attacks.md":   "A run of the attacks from outside, with the figures of each.",
-	"docs/versions.md":  "The versions of PostgreSQL that were tested, and those that it is designed for.",
 }
 
 // llms returns llms.txt (https://llmstxt.org): what README.md begins with, its program, and
@@ -85,4 +84,5 @@ var reference = []struct{ path, about string }{
 	{"/httplimit", "a middleware for servers and a transport for clients."},
 	{"/grpclimit", "interceptors for servers and clients of gRPC."},
 	{"/riverlimit", "limits for jobs of the queue River."},
+	{"/otellimit", "metrics and spans for OpenTelemetry."},
 }

@@ -3,7 +3,7 @@
 //	go run ./integration/docs           # fails if something is out of date
 //	go run ./integration/docs --write   # writes llms.txt, docs/index.md, and the table of speed in README.md
 //
-// llms.txt is an index of README.md and the pages under docs/, for programs that read
+// llms.txt is an index of README.md, INVARIANTS.md and the pages under docs/, for programs that read
 // documentation. docs/index.md lists tasks, from comments above the headings of pages:
 // <!-- task: limit requests of a user -->. The table of speed has the ratios of the run that docs/benchmark.md keeps.
 //

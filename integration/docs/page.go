@@ -36,16 +36,16 @@ type heading struct {
 }
 
 // generated are the pages that other commands write. Their length is theirs.
-var generated = []string{"docs/benchmark.md", "docs/attacks.md", "docs/versions.md", indexPage}
+var generated = []string{"docs/benchmark.md", "docs/attacks.md", indexPage}
 
-// readPages reads README.md and the pages under docs/.
+// readPages reads README.md, INVARIANTS.md and the pages under docs/.
 func readPages(root string) ([]*page, error) {
 	files, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
 	if err != nil {
 		return nil, err
 	}
 	pages := []*page{}
-	for _, file := range append([]string{filepath.Join(root, "README.md")}, files...) {
+	for _, file := range append([]string{filepath.Join(root, "README.md"), filepath.Join(root, "INVARIANTS.md")}, files...) {
 		p, err := readPage(root, file)
 		if err != nil {
 			return nil, err

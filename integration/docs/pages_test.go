@@ -18,6 +18,8 @@ const (
 	mostWordsOfPage   = 2000
 )
 
+var tasks = regexp.MustCompile(`(?m)^<!-- task: .* -->$`)
+
 // What a command writes is as that command would write it now.
 func TestUpToDate(t *testing.T) {
 	if err := run(root, false); err != nil {
@@ -25,14 +27,14 @@ func TestUpToDate(t *testing.T) {
 	}
 }
 
-// Words are counted as wc -w does.
+// Words are counted as wc -w does, without the comments that index.md is made of.
 func TestLength(t *testing.T) {
 	pages, err := readPages(root)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range pages {
-		words, most := len(strings.Fields(string(p.text))), mostWordsOfPage
+		words, most := len(strings.Fields(tasks.ReplaceAllString(string(p.text), ""))), mostWordsOfPage
 		if p.name == "README.md" {
 			most = mostWordsOfReadme
 		}
@@ -124,8 +126,8 @@ func TestGoVersions(t *testing.T) {
 	}
 	row := regexp.MustCompile("(?m)^\\| `" + module + "(\\S*)` \\|.*\\| Go (1\\.\\d+) \\|$")
 	rows := row.FindAllStringSubmatch(string(readme), -1)
-	if len(rows) != 6 {
-		t.Errorf("got %d modules, want 6", len(rows))
+	if len(rows) != 7 {
+		t.Errorf("got %d modules, want 7", len(rows))
 	}
 	for _, m := range rows {
 		mod, err := os.ReadFile(filepath.Join(root, m[1], "go.mod"))

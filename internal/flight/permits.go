@@ -47,6 +47,7 @@ type keyState struct {
 	asking int                // permits that callers want who are not in line, and may have to go there
 	turns  map[int]time.Time  // since when permits are handed on here
 	look   time.Time          // when the first in line is to look again
+	others time.Time          // until when it is other processes' turn to collect
 	newest ratelimit.InFlight // the limit by which a caller came last
 }
 
@@ -446,6 +447,20 @@ func (s *Permits) Look(key decide.Key) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.of(key).look
+}
+
+// Collected notes that a waiter here has had the turn to collect, which is other processes' until an instant.
+func (s *Permits) Collected(key decide.Key, others time.Time) {
+	k := s.locked(key)
+	defer s.mu.Unlock()
+	k.others = others
+}
+
+// MayCollect reports whether a waiter here may take the turn to collect.
+func (s *Permits) MayCollect(key decide.Key, now time.Time) bool {
+	k := s.locked(key)
+	defer s.mu.Unlock()
+	return !now.Before(k.others)
 }
 
 // HandOn returns the limit by which a permit that is about to be released is to be taken for a

@@ -22,7 +22,8 @@ type collector struct {
 	key    decide.Key // of the limit that is asked first
 	first  time.Time  // since when it is first in line; zero when it is not
 	turn   int64      // its fence; 0 if another waiter has the turn
-	lease  time.Duration
+	since  time.Time  // that it has it
+	limit  ratelimit.InFlight
 }
 
 // patience is for how long a waiter for one permit is first in line before it collects.
@@ -49,7 +50,7 @@ func (c *collector) try(ctx context.Context, s search) (ratelimit.Permit, error)
 		}
 	}
 	waits := c.waiter.Several() || !c.first.IsZero() && time.Since(c.first) > patience
-	if len(asked) > 1 || !waits || !c.table.PassesOver() || !c.local.First(c.waiter) {
+	if len(asked) > 1 || !waits || !c.table.PassesOver() || !c.local.First(c.waiter) || c.turn == 0 && !c.local.MayCollect(c.key, time.Now()) {
 		return permit, nil
 	}
 	got, err := c.collect(ctx, asked[0])
@@ -67,8 +68,8 @@ func (c *collector) collect(ctx context.Context, r ratelimit.PermitRequest) (*ra
 	}
 	defer end()
 	asked, began := time.Now(), c.turn
-	c.lease = r.Limit.LeaseOrDefault()
-	col := &table.Collection{Key: c.key, Limit: r.Limit.Limit, Wanted: r.N, Lease: c.lease, Turn: c.turn}
+	c.limit = r.Limit
+	col := &table.Collection{Key: c.key, Limit: r.Limit.Limit, Wanted: r.N, Lease: r.Limit.LeaseOrDefault(), Turn: c.turn}
 	made := make(chan error, 1)
 	c.Work.Spawn(func() { // and heard to its end: otherwise it would be unknown what there is to free
 		ctx, cancel := c.Timed(context.WithoutCancel(ctx))
@@ -78,7 +79,7 @@ func (c *collector) collect(ctx context.Context, r ratelimit.PermitRequest) (*ra
 	select {
 	case err = <-made:
 	case <-ctx.Done():
-		c.turn = 0
+		c.had(began)
 		c.Work.Spawn(func() {
 			<-made
 			c.abandon(began)
@@ -96,10 +97,13 @@ func (c *collector) collect(ctx context.Context, r ratelimit.PermitRequest) (*ra
 	case col.Turn != began: // it is lost; or all are there, and a transaction was about to give one more
 		c.abandon(began)
 	}
+	if began == 0 && col.Turn != 0 {
+		c.since = asked
+	}
 	if c.turn = col.Turn; len(col.Permits) < r.N {
 		return nil, nil
 	}
-	c.turn = 0
+	c.had(c.turn)
 	return c.collected(r, col, asked), nil
 }
 
@@ -108,7 +112,7 @@ func (c *collector) collected(r ratelimit.PermitRequest, col *table.Collection, 
 	set := make(table.PermitSet, len(col.Permits))
 	for i, v := range col.Permits {
 		done := table.PermitDone{OK: true, Fence: v.Fence, At: col.At.UTC(), Until: col.Until.UTC()}
-		set[i] = &table.PermitOp{Row: decide.Row{Key: c.key, Shard: v.Number}, Lease: c.lease, Done: done}
+		set[i] = &table.PermitOp{Row: decide.Row{Key: c.key, Shard: v.Number}, Lease: r.Limit.LeaseOrDefault(), Done: done}
 	}
 	op := inOrder(set)
 	permit := held([]ratelimit.PermitRequest{r}, op, asked)
@@ -119,7 +123,17 @@ func (c *collector) collected(r ratelimit.PermitRequest, col *table.Collection, 
 // end lets go of what was collected in vain, and of the turn.
 func (c *collector) end() {
 	c.abandon(c.turn)
-	c.turn, c.first = 0, time.Time{}
+	c.had(c.turn)
+	c.first = time.Time{}
+}
+
+// had notes that a turn is over. The next one is another process's, if a waiter there looks until a while
+// after it is nobody's: one here would be told of each release, and be the first to take it, every time.
+func (c *collector) had(turn int64) {
+	if c.turn = 0; turn != 0 {
+		now := time.Now()
+		c.local.Collected(c.key, now.Add(now.Sub(c.since)+2*lookAgain+between(c.limit)))
+	}
 }
 
 // abandon frees what was collected in a turn, and lets go of its claims. It tries until that is done or
@@ -128,7 +142,7 @@ func (c *collector) abandon(turn int64) {
 	if turn == 0 {
 		return
 	}
-	key, lease := c.key, c.lease
+	key, lease := c.key, c.limit.LeaseOrDefault()
 	c.Work.Spawn(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), lease)
 		defer cancel()

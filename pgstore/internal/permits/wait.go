@@ -82,10 +82,15 @@ func (c *collector) inLine(ctx context.Context) (ratelimit.Permit, error) {
 			wait = first + rand.N(lookAgain/8)
 		}
 		if w.Several() || c.turn != 0 {
-			pause := time.Duration(limit.Limit) * table.PermitTurn / table.PermitPart
+			pause := between(limit)
 			next, wait = time.Now().Add(pause), max(wait, pause)
 		}
 		c.local.LookAgain(key, time.Now().Add(wait))
 		again.Reset(wait)
 	}
+}
+
+// between is how long one that reads all permits of a limit waits at least from one look to the next.
+func between(limit ratelimit.InFlight) time.Duration {
+	return time.Duration(limit.Limit) * table.PermitTurn / table.PermitPart
 }
