@@ -53,15 +53,23 @@ func (k *keeping) holds(key string, clock func() time.Time) (from, to ratelimit.
 	return before.Limit, after.Limit
 }
 
-// replacement returns the replacement of a key's limit. A row that is cut at once, in the transaction
-// of the definition, needs no mark; a sliding window has counts, which no definition cuts.
+// replacement returns the replacement of a key's limit. Its rows are measured by the least capacity by
+// which some process may still take from them: while a raise is pending, that is less than those of both.
+// A row that is cut at once, in the transaction of the definition, otherwise needs no mark; a sliding
+// window has counts, which no definition cuts.
 func (k *keeping) replacement(key string, from, to ratelimit.Limit, alone bool) ratelimit.Replacement {
 	r := ratelimit.Replacement{Key: key, From: from, To: to, Marked: marked(k.pending, key)}
 	d, by := from.Definition(), to.Definition()
-	if d.Kind == ratelimit.KindSlidingWindow || alone && by.Capacity <= d.Capacity {
+	least := min(d.Capacity, by.Capacity)
+	for _, m := range r.Marked {
+		for _, l := range m.By {
+			least = min(least, l.Definition().Capacity)
+		}
+	}
+	if d.Kind == ratelimit.KindSlidingWindow || alone && by.Capacity <= least {
 		return r
 	}
-	by.Capacity = min(by.Capacity, d.Capacity)
+	by.Capacity = least
 	r.By, r.Mark = by.Limit(), k.at
 	return r
 }
@@ -171,6 +179,9 @@ func (c *Catalog) keepRows(ctx context.Context, tx pgx.Tx, k *keeping, e *KeyEdi
 		return err
 	}
 	k.left, k.most = leftOf(&statuses[0], to, c.within()), k.record(&replacement)
+	if k.most.marks() {
+		k.left.Within = c.within()
+	}
 	return nil
 }
 

@@ -39,6 +39,12 @@ func (p *pending) cuts() bool {
 	return p.marks() && p.by[2].Definition().Capacity < p.by[1].Definition().Capacity
 }
 
+// twice reports whether an edit that takes from rows leaves some measured by less than it: they are raised
+// later, once no process takes by that.
+func (p *pending) twice() bool {
+	return p.cuts() && p.by[0].Definition().Capacity < p.by[2].Definition().Capacity
+}
+
 // marked returns how rows of a key are measured that have marks.
 func marked(all []pending, key string) (of []ratelimit.Marked) {
 	for _, p := range all {
@@ -128,6 +134,8 @@ WHERE p.name = $2::text AND p.key IS NULL AND p.mark = $3::timestamptz`
 	releasePending = `UPDATE rate_limit_pending AS p SET due = ` + pendingNow + ` +
 	CASE WHEN replace(p.measured->2->>'capacity', 'none', '0')::float8 < replace(p.measured->1->>'capacity', 'none', '0')::float8 THEN 0 ELSE $4::float8 END * interval '1 microsecond'
 WHERE p.name = $2::text AND p.due = 'infinity' AND ($3::timestamptz IS NULL OR p.mark = $3::timestamptz)`
+	cutPending = `UPDATE rate_limit_pending AS p SET measured = jsonb_set(p.measured, '{1}', p.measured->2) || (p.measured->1), due = ` + pendingNow + ` + $3::float8 * interval '1 microsecond'
+WHERE p.id = $2::uuid`
 	endPending   = `DELETE FROM rate_limit_pending AS p WHERE p.id = $1::uuid`
 	claimPending = `UPDATE rate_limit_pending AS p SET due = ` + pendingNow + ` + $2::float8 * interval '1 microsecond'
 WHERE p.id = (SELECT d.id FROM rate_limit_pending AS d WHERE d.due <= ` + pendingNow + ` ORDER BY d.due LIMIT 1 FOR UPDATE SKIP LOCKED)
@@ -176,8 +184,13 @@ func (t *table) putOff(ctx context.Context, q querier, p *pending, after time.Du
 	return tag.RowsAffected() > 0, fault("write what is pending", err)
 }
 
-func (t *table) endPending(ctx context.Context, q querier, id string) error {
-	_, err := q.Exec(ctx, t.sql(endPending), id)
+// endPending ends what is pending. What is completed twice is then due after a time, and no cut any more.
+func (t *table) endPending(ctx context.Context, q querier, p *pending, after time.Duration, clock func() time.Time) (err error) {
+	if p.twice() {
+		_, err = q.Exec(ctx, t.sql(cutPending), clockArg(clock), p.id, float64(after.Microseconds()))
+	} else {
+		_, err = q.Exec(ctx, t.sql(endPending), p.id)
+	}
 	return fault("write what is pending", err)
 }
 
@@ -251,14 +264,15 @@ func (c *Catalog) Complete(ctx context.Context) (keys int, err error) {
 }
 
 // complete completes what was claimed. Rows lose their mark when they are raised, so none is raised
-// twice.
+// twice. Of a cut while a raise is pending, it first cuts the rows that are uncut.
 func (c *Catalog) complete(ctx context.Context, p *pending) (keys int, err error) {
 	if err := c.Refresh(ctx); err != nil {
 		return 0, err
 	}
 	f := c.families()[p.name]
 	if f == nil || f.published == nil || f.published.inFlight != nil || len(p.by) == 0 {
-		return 0, c.table.endPending(ctx, c.table.pool, p.id)
+		p.by = nil
+		return 0, c.table.endPending(ctx, c.table.pool, p, 0, nil)
 	}
 	limit := f.published.Limit()
 	raise := func(some []string, last bool) error {
@@ -266,14 +280,13 @@ func (c *Catalog) complete(ctx context.Context, p *pending) (keys int, err error
 		return c.config.Store.ReplaceFunc(ctx, limit, some, func(ctx context.Context, tx pgx.Tx) error {
 			all := make([]ratelimit.Replacement, len(some))
 			for i, key := range some {
-				r := c.Resolve(ratelimit.Request{Limit: limit, Key: key})
-				all[i] = ratelimit.Replacement{Key: key, From: r.Limit, To: r.Limit, Marked: []ratelimit.Marked{{Mark: p.mark, By: p.by}}, Only: true}
+				all[i] = p.replacement(c.Resolve(ratelimit.Request{Limit: limit, Key: key}))
 			}
 			if _, err := c.config.Store.ReplaceTx(ctx, tx, all...); err != nil {
 				return err
 			}
 			if last {
-				return c.table.endPending(ctx, tx, p.id)
+				return c.table.endPending(ctx, tx, p, c.within(), c.config.Clock)
 			}
 			_, err := c.table.putOff(ctx, tx, p, leased, c.config.Clock)
 			return err
@@ -289,8 +302,18 @@ func (c *Catalog) complete(ctx context.Context, p *pending) (keys int, err error
 		if err := c.table.release(ctx, tx, p.name, apart(p.mark), 0, c.config.Clock); err != nil {
 			return err
 		}
-		return c.table.endPending(ctx, tx, p.id)
+		return c.table.endPending(ctx, tx, p, c.within(), c.config.Clock)
 	})
+}
+
+// replacement returns how the rows of a key that have the mark are completed by what holds.
+func (p *pending) replacement(holds ratelimit.Request) ratelimit.Replacement {
+	r := ratelimit.Replacement{Key: holds.Key, From: holds.Limit, To: holds.Limit, Marked: []ratelimit.Marked{{Mark: p.mark, By: p.by}}, Only: true}
+	if d := holds.Limit.Definition(); p.twice() {
+		d.Capacity = min(d.Capacity, p.by[0].Definition().Capacity)
+		r.By, r.Mark = d.Limit(), p.mark
+	}
+	return r
 }
 
 // eachKeys calls do with the keys of a limit that have rows, some at a time, in their order.

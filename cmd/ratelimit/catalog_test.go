@@ -111,6 +111,7 @@ func TestCatalogEdits(t *testing.T) {
 		t.Errorf("got %+v", made[0])
 	}
 
+	w.must(w.store.Reset(t.Context(), api, "alice")) // a full row, which the raise has made
 	w.take(api, "short", 19.5)
 	w.take(api, "used", 15)
 	w.take(api, "bob", 1)

@@ -1,7 +1,7 @@
 // Api is an HTTP service with limits, to run and to curl:
 //
 //	go run ./examples/api -serve 127.0.0.1:8080   # then see below
-//	go run ./examples/api -curl                   # curls itself: the exchange in docs/http-answers.md
+//	go run ./examples/api -curl                   # curls itself: the exchange in docs/http.md
 //	go run ./examples/api                         # checks what it promises, and ends
 //
 // It has four routes, each with another way of counting:

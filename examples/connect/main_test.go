@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/http/httptest"
-	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -78,21 +76,5 @@ func TestEveryAnswerHasItsCode(t *testing.T) {
 				}
 			}
 		}
-	}
-}
-
-// The page has what is tested here.
-func TestThePageHasTheRecipe(t *testing.T) {
-	page, err := os.ReadFile("../../docs/http.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	source, err := os.ReadFile("main.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	begin, end := strings.Index(string(source), "// connectCodes"), strings.Index(string(source), "const placeProcedure")
-	if recipe := strings.TrimSpace(string(source[begin:end])); !strings.Contains(string(page), recipe) {
-		t.Errorf("docs/http.md lacks this, word for word:\n%s", recipe)
 	}
 }

@@ -33,9 +33,8 @@ var imports = func() map[string]string {
 		"net/http", "net/http/httptest", "net/netip", "os", "os/signal", "path/filepath", "slices", "strconv", "strings", "sync", "syscall", "testing", "testing/synctest", "time",
 		"github.com/jackc/pgx/v5", "github.com/jackc/pgx/v5/pgconn", "github.com/jackc/pgx/v5/pgxpool", "github.com/jackc/pgx/v5/stdlib",
 		"github.com/pressly/goose/v3", "github.com/riverqueue/river", "github.com/riverqueue/river/riverdriver/riverpgxv5",
-		"github.com/riverqueue/river/rivertype", "golang.org/x/time/rate", "go.opentelemetry.io/otel",
+		"github.com/riverqueue/river/rivertype", "golang.org/x/text/unicode/norm", "golang.org/x/time/rate", "go.opentelemetry.io/otel",
 		"google.golang.org/grpc", "google.golang.org/grpc/codes", "google.golang.org/grpc/credentials",
-		"connectrpc.com/connect", "google.golang.org/genproto/googleapis/rpc/errdetails", "google.golang.org/protobuf/types/known/durationpb",
 		module, module + "/catalog", module + "/console", module + "/erase", module + "/fallback", module + "/grpclimit", module + "/httplimit", module + "/memstore", module + "/migrate", module + "/migrations", module + "/otellimit", module + "/refusals", module + "/pgstore", module + "/riverlimit", module + "/sqltx",
 		harness,
 	} {

@@ -12,16 +12,14 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	// Pages use these too, and the module has to know.
-	_ "connectrpc.com/connect"
 	_ "github.com/jackc/pgx/v5/stdlib"
 	_ "github.com/pressly/goose/v3"
 	_ "github.com/riverqueue/river"
 	_ "github.com/riverqueue/river/rivertype"
 	_ "go.opentelemetry.io/otel"
+	_ "golang.org/x/text/unicode/norm"
 	_ "golang.org/x/time/rate"
-	_ "google.golang.org/genproto/googleapis/rpc/errdetails"
 	_ "google.golang.org/grpc"
-	_ "google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"

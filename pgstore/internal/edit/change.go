@@ -109,8 +109,10 @@ func (e *Editor) replace(ctx context.Context, tx pgx.Tx, all ...*Replacement) (t
 }
 
 // decide sets what the rows are. A row that is paused is not marked, since nobody takes from it: it is
-// as After has it at once. A row of which a cut would leave no trace of what there was is marked uncut. A
-// missing row is made to be marked: one that a call by Before makes would not be raised.
+// as After has it at once. So is one that After cuts, and of which more was used than By leaves: callers
+// who do not know of a raise would not have got it. Otherwise a row of which By would leave no trace of
+// what there was is marked uncut. A missing row is made to be marked: one that a call by Before makes
+// would not be raised.
 func (r *Replacement) decide(rows *locked, at time.Time) {
 	d, marked := &r.Before.Definition, false
 	r.was = slices.Clone(rows.states)
@@ -131,7 +133,10 @@ func (r *Replacement) decide(rows *locked, at time.Time) {
 		return
 	case paused:
 		to = r.After.Definition
-	case !mark.IsZero() && d.Floors(&to, r.was, rows.outs, at):
+	case mark.IsZero() || !d.Floors(&to, r.was, rows.outs, at):
+	case r.Only || r.After.Definition.Capacity < d.Capacity:
+		to, mark = r.After.Definition, time.Time{}
+	default:
 		to.Capacity, mark = d.Capacity, bucket.MarkUncut(r.Mark)
 	}
 	r.is = d.Change(&to, r.After.Key, r.was, rows.outs, at)
