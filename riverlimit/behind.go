@@ -9,6 +9,9 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/gate"
 )
 
+// late is how long after its turn a job keeps it: well above the 5 seconds by which River is late.
+const late = 15 * time.Second
+
 // waits sleeps in the worker until a refusal may be over, if the job may start within MaxWait. Of a limit's
 // key no more jobs do so in a process than tokens are due within that; then it reports false, and so it
 // does when ctx is over.
@@ -26,19 +29,20 @@ func (m *Middleware) waits(ctx context.Context, refused ratelimit.Result, since 
 
 // putBehind gives a job that was refused a place behind those that were refused before it, and returns
 // when its turn is. The places are reservations of a limit of their own, which has the rate and no bound.
-// A job that comes at its turn, and is refused again since another came before, keeps its turn.
+// A job that comes at its turn, and is refused again since another came before, keeps its turn; one that
+// comes long after it, as all do when a pause is over, gets another, or all would come again at once.
 func (m *Middleware) putBehind(ctx context.Context, n note, refused ratelimit.Result, at time.Time) (note, time.Time) {
 	line, ok := m.line(refused.Request)
-	if n.Behind || !ok {
+	if !ok || refused.At.Before(n.Turn.Add(late)) {
 		return n, at
 	}
 	place, err := m.store.Reserve(ctx, line)
 	if err != nil {
 		return n, at
 	}
-	n.Behind = true
 	own := span(line.Count, line) // for which the first in line waits
-	return n, at.Add(max(0, debt(refused.Request)+place.RetryAfter-own-m.config.MaxWait/2))
+	n.Turn = at.Add(max(0, debt(refused.Request)+place.RetryAfter-own-m.config.MaxWait/2))
+	return n, n.Turn
 }
 
 // line returns the request for a place in the line of a limit. It reports false if there can be none.

@@ -3,6 +3,7 @@ package riverlimit
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"log/slog"
 	"sync"
 	"time"
@@ -356,9 +357,14 @@ func (l *lines) looked(calls []*call, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, call := range calls {
-		if err == nil {
+		li := l.of[call.line]
+		switch {
+		case err == nil:
 			l.answered(nil, call)
-		} else if li := l.of[call.line]; li != nil {
+		case li == nil:
+		case errors.Is(err, ErrNotMigrated) && li.waiting == 0: // nobody is parked
+			delete(l.of, call.line)
+		default:
 			l.lookAt(nil, li, time.Now().Add(faultSnooze))
 		}
 	}

@@ -73,9 +73,12 @@ func (o *one) work(job *rivertype.JobRow, event river.EventKind, runs int) *rive
 
 // due has the job's reservation come due. A transaction's time stands still,
 // but River's test worker brings its own.
-func (o *one) due(job *rivertype.JobRow) *rivertype.JobRow {
+func (o *one) due(job *rivertype.JobRow) *rivertype.JobRow { return o.longAgo(job, "at") }
+
+// longAgo has an instant of the job's note lie in the past.
+func (o *one) longAgo(job *rivertype.JobRow, instant string) *rivertype.JobRow {
 	o.t.Helper()
-	sql := fmt.Sprintf(`UPDATE %s.river_job SET metadata = jsonb_set(metadata, '{ratelimit,at}', '"2000-01-01T00:00:00Z"') WHERE id = $1 RETURNING metadata`, o.Schema)
+	sql := fmt.Sprintf(`UPDATE %s.river_job SET metadata = jsonb_set(metadata, '{ratelimit,%s}', '"2000-01-01T00:00:00Z"') WHERE id = $1 RETURNING metadata`, o.Schema, instant)
 	if err := o.tx.QueryRow(o.t.Context(), sql, job.ID).Scan(&job.Metadata); err != nil {
 		o.t.Fatal(err)
 	}

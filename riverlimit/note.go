@@ -33,8 +33,8 @@ type note struct {
 	Started bool `json:"started,omitempty"`
 	// Parked is true once the job was parked: when it comes again, it was woken.
 	Parked bool `json:"parked,omitempty"`
-	// Behind is true once a limit has refused the job, and it has a place behind others.
-	Behind bool `json:"behind,omitempty"`
+	// Turn is when the job comes behind others that a limit has refused, if it has refused this one.
+	Turn time.Time `json:"turn,omitzero"`
 }
 
 // paid is a limit's identity in the database and, of a sliding window, the last

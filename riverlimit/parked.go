@@ -89,7 +89,7 @@ func parkedFault(doing string, err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case parked.Missing(err):
+	case parked.Missing(err) && strings.Contains(err.Error(), parked.Table): // and not River's
 		return fmt.Errorf("%w: %w", ErrNotMigrated, err)
 	}
 	return fmt.Errorf("riverlimit: %s: %w", doing, err)

@@ -131,7 +131,7 @@ func turnsRuns() []turnsRun {
 //
 //	go test -bench Turns -benchtime 1x ./riverlimit
 func BenchmarkTurns(b *testing.B) {
-	lasts := 20 * time.Second
+	lasts := 45 * time.Second
 	if testing.Short() {
 		lasts = 4 * time.Second
 	}

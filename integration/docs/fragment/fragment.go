@@ -27,6 +27,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/throwaway"
 	"github.com/pgratelimit/ratelimit/migrate"
+	"github.com/pgratelimit/ratelimit/migrations"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -76,8 +77,10 @@ func makeTemplate(ctx context.Context) error {
 		return err
 	}
 	defer pool.Close()
-	if _, err := migrate.Up(ctx, pool, nil); err != nil {
-		return err
+	for _, set := range []migrations.Set{"", migrations.River} {
+		if _, err := migrate.Up(ctx, pool, &migrate.Config{Set: set}); err != nil {
+			return err
+		}
 	}
 	migrator, err := rivermigrate.New(riverpgxv5.New(pool), nil)
 	if err != nil {
