@@ -533,12 +533,14 @@ func first(made []Edit, err error) (Edit, error) {
 
 // eachInMemory makes edits in memory, if all can be made.
 func (c *Catalog) eachInMemory(ctx context.Context, edits []KeyEdit) (made []Edit, err error) {
-	if err := c.Refresh(ctx); err != nil {
-		return nil, err
-	}
-	for i := range edits {
-		if _, err := c.planned(c.view.Load(), edits[i].Name, edits[i].Key, edits[i].Override, nil); err != nil {
+	if len(edits) > 1 {
+		if err := c.Refresh(ctx); err != nil {
 			return nil, err
+		}
+		for i := range edits {
+			if _, err := c.planned(c.view.Load(), edits[i].Name, edits[i].Key, edits[i].Override, nil); err != nil {
+				return nil, err
+			}
 		}
 	}
 	for i := range edits {
