@@ -115,15 +115,6 @@ func (s *Definitions) of(r ratelimit.Request) *validated {
 	return nil
 }
 
-// NoteEdit is NoteCall of an edit: its definitions bind no other keys, since it changes what its
-// own hold.
-func (s *Definitions) NoteEdit(c *Call) error {
-	for i := range c.Demands {
-		c.Demands[i].Overridden = true
-	}
-	return s.NoteCall(c)
-}
-
 // NoteCall is Note of the definitions of a call. One of a key's own override is none of the
 // name.
 func (s *Definitions) NoteCall(c *Call) error {
@@ -195,7 +186,7 @@ func (f *family) knows(d *bucket.Definition, key string, own bool) bool {
 	of := f.own[key]
 	switch {
 	case of == nil && own && len(f.own) < mostOwn:
-		return f.has(d) // by which every key is bound
+		return false
 	case of == nil:
 		return f.has(d)
 	case own:

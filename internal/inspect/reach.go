@@ -59,7 +59,7 @@ func (d *Inspector) Reach(ctx context.Context, e *catalog.Edit) (Reach, error) {
 			reach.Refused++
 		case after.Mode == ratelimit.ModeShadow:
 		case e.LeftOf(&ratelimit.Status{Request: before}) != nil:
-			kept = append(kept, ratelimit.Request{Limit: before.Limit, Key: before.Key, Overridden: before.Overridden})
+			kept = append(kept, before.Limit.ForN(before.Key, 0))
 		default:
 			asked = append(asked, after)
 		}
