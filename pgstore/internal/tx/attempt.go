@@ -105,13 +105,7 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 		a.turn.leave(ctx)
 	}()
 	if err != nil {
-		if conn.Retriable(err) {
-			a.meet()
-		}
-		if over := ctx.Err(); over != nil && a.conn.Conn().IsClosed() && !errors.Is(err, over) {
-			err = fmt.Errorf("%w: %w", err, over) // a statement before, for which the connection was closed
-		}
-		return false, err
+		return false, a.notBegun(ctx, err)
 	}
 	if err := a.result.Err(); err != nil {
 		return false, err
@@ -139,6 +133,17 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 		return true, err
 	}
 	return a.again(ctx, tx, err)
+}
+
+// notBegun returns the error of a BEGIN, with the context's if that closed the connection.
+func (a *attempt) notBegun(ctx context.Context, err error) error {
+	if conn.Retriable(err) {
+		a.meet()
+	}
+	if over := ctx.Err(); over != nil && a.conn.Conn().IsClosed() && !errors.Is(err, over) {
+		return fmt.Errorf("%w: %w", err, over) // of a statement before, for which the connection was closed
+	}
+	return err
 }
 
 // over reports whether there is no transaction any more on the attempt's connection.
