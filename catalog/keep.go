@@ -220,13 +220,13 @@ func (c *Catalog) keepOwn(ctx context.Context, edits []KeyEdit, agreed *Edit) (m
 	}
 	ctx, cancel := c.bounded(ctx)
 	defer cancel()
+	f := c.families()[edits[0].Name]
+	one := f != nil && f.published != nil && f.published.inFlight == nil
 	keys := make([]string, len(edits))
 	for i, e := range edits {
-		if keys[i] = e.Key; e.Name != edits[0].Name {
-			return made, pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error { return do(ctx, tx) })
-		}
+		keys[i], one = e.Key, one && e.Name == edits[0].Name
 	}
-	if f := c.families()[edits[0].Name]; f != nil && f.published != nil && f.published.inFlight == nil {
+	if one {
 		err = c.config.Store.ReplaceFunc(ctx, f.published.Limit(), keys, do)
 		return made, err
 	}
@@ -243,7 +243,7 @@ func (c *Catalog) keepTx(ctx context.Context, tx pgx.Tx, edits ...KeyEdit) (made
 	case c.memory != nil:
 		return c.eachInMemory(ctx, edits)
 	case c.config.Store == nil:
-		return made, pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+		err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 			for i := range edits {
 				e, err := c.write(ctx, tx, edits[i].Name, edits[i].Key, edits[i].Override, nil, nil)
 				if err != nil {
@@ -253,6 +253,7 @@ func (c *Catalog) keepTx(ctx context.Context, tx pgx.Tx, edits ...KeyEdit) (made
 			}
 			return nil
 		})
+		return made, err
 	}
 	for i := range edits {
 		if edits[i].Key == AllKeys {
