@@ -45,6 +45,7 @@ type lines struct {
 
 	mu      sync.Mutex
 	of      map[lineID]*line
+	wakes   map[string]string        // the statement for a schema of River's
 	took    map[string]time.Duration // for how long permits of a limit are held, on average
 	running bool
 	logged  time.Time
@@ -61,7 +62,7 @@ type line struct {
 }
 
 func newLines(store *pgstore.Store, logger *slog.Logger) *lines {
-	l := &lines{store: store, logger: logger, poke: make(chan struct{}, 1), of: make(map[lineID]*line), took: make(map[string]time.Duration)}
+	l := &lines{store: store, logger: logger, poke: make(chan struct{}, 1), of: make(map[lineID]*line), wakes: make(map[string]string), took: make(map[string]time.Duration)}
 	l.parks = batch.New(mostParked, wakeTimeout, l.serve, nil)
 	return l
 }
@@ -215,7 +216,7 @@ func (l *lines) end(ctx context.Context, c client, job int64, permit *ratelimit.
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), wakeTimeout)
 	defer cancel()
-	sql := wakeStatement(l.store, calls[0].line.river)
+	sql := l.wakeStatement(calls[0].line.river)
 	err := l.store.Permits().ReleaseFunc(ctx, *permit, func(tx pgx.Tx) error { return wake(ctx, tx, sql, calls, job) })
 	if err != nil {
 		l.looks(c, permit, true)
@@ -228,6 +229,18 @@ func (l *lines) end(ctx context.Context, c client, job int64, permit *ratelimit.
 	}
 }
 
+// wakeStatement returns the statement for a schema of River's, which is made once.
+func (l *lines) wakeStatement(river string) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	sql, ok := l.wakes[river]
+	if !ok {
+		sql = wakeStatement(l.store, river)
+		l.wakes[river] = sql
+	}
+	return sql
+}
+
 // calls returns what is asked of the known lines of a permit that is released, and whether a job of them
 // waits in a worker here. It notes for how long the permit was held.
 func (l *lines) calls(c client, permit *ratelimit.Permit, held time.Duration) (calls []*call, here bool) {
@@ -235,10 +248,11 @@ func (l *lines) calls(c client, permit *ratelimit.Permit, held time.Duration) (c
 	defer l.mu.Unlock()
 	for _, p := range permit.Parts() {
 		name := p.InFlight.Name
+		took := held
 		if was := l.took[name]; was > 0 {
-			held = was + (held-was)/4
+			took = was + (held-was)/4
 		}
-		l.took[name] = max(held, time.Microsecond)
+		l.took[name] = max(took, time.Microsecond)
 		id := idOf(c, name, p.Key)
 		if li := l.of[id]; li != nil {
 			here = here || li.waiting > 0
@@ -332,7 +346,7 @@ func (l *lines) look(at time.Time) {
 			some := calls[:min(len(calls), mostLooked)]
 			calls = calls[len(some):]
 			ctx, cancel := context.WithTimeout(context.Background(), wakeTimeout)
-			err := wake(ctx, l.store.Pool(), wakeStatement(l.store, river), some)
+			err := wake(ctx, l.store.Pool(), l.wakeStatement(river), some)
 			cancel()
 			l.looked(some, err)
 		}

@@ -168,7 +168,7 @@ SELECT (SELECT count(*)::int4 FROM woken AS w WHERE w.i = a.i),
 	(SELECT count(*)::int4 FROM front AS f WHERE f.i = a.i AND (f.state IS NULL OR f.state IN ('cancelled', 'completed', 'discarded', 'retryable')))
 FROM asked AS a CROSS JOIN heard AS h ORDER BY a.i`
 
-// statements are those about the jobs of a River schema.
+// wakeStatement returns wakeSQL with the tables of the store and of a River schema.
 func wakeStatement(store *pgstore.Store, river string) string {
 	return strings.NewReplacer("PARKED", parked.In(store.Schema()), "LIMITS", parked.Qualified(store.Schema(), pgstore.Table),
 		"RIVER_JOB", parked.Qualified(river, "river_job")).Replace(wakeSQL)
