@@ -259,7 +259,8 @@ func (c *Catalog) complete(ctx context.Context, p *pending) (keys int, err error
 		})
 	}
 	if p.key != AllKeys {
-		return keys, raise([]string{p.key}, true)
+		err = raise([]string{p.key}, true)
+		return keys, err
 	}
 	if err = c.eachKeys(ctx, limit, func(some []string) error { return raise(some, false) }); err != nil {
 		return keys, err
