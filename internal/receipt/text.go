@@ -49,7 +49,7 @@ const (
 // byCalendar is the bit of a kind's number that marks a quota by the calendar.
 const byCalendar = 1 << 4
 
-// ErrInvalid becomes the root package's; this package cannot import that.
+// The root package exports ErrInvalid, and cannot be imported here.
 var ErrInvalid = errors.New("ratelimit: invalid")
 
 var (
