@@ -11,8 +11,8 @@ import (
 // classes knows the errors of any store.
 var classes *watch.Observer
 
-// event returns the event of a store's answer to requests, or of an error before it. The permit is
-// the one that the answer is about, or nil.
+// event returns the event of a store's answer to requests, or of an error. permit is the permit
+// that the answer is about, or nil.
 func (g *Limiter[R, O]) event(result ratelimit.Result, err error, permit *ratelimit.Permit, requests []ratelimit.Request) ratelimit.Event {
 	e := ratelimit.Event{Verb: ratelimit.VerbAllow, Door: g.Package, Shadow: g.Shadow, Outcome: g.outcome(&result, err), Result: result}
 	var full *ratelimit.FullError
@@ -36,7 +36,7 @@ func (g *Limiter[R, O]) event(result ratelimit.Result, err error, permit *rateli
 	return e
 }
 
-// outcome returns the outcome of a store's answer, or of an error before it.
+// outcome returns the outcome of a store's answer, or of an error.
 func (g *Limiter[R, O]) outcome(result *ratelimit.Result, err error) ratelimit.Outcome {
 	var field *ratelimit.FieldError
 	switch {
@@ -54,14 +54,14 @@ func (g *Limiter[R, O]) outcome(result *ratelimit.Result, err error) ratelimit.O
 
 type askedKey struct{}
 
-// Asked returns the request that Limiter.Observe is told of, by the context that it has; the zero R
-// for another context.
+// Asked returns the request that an event is about, from the context of Limiter.Observe. In another
+// context it returns the zero R.
 func Asked[R any](ctx context.Context) (r R) {
 	r, _ = ctx.Value(askedKey{}).(R)
 	return r
 }
 
-// Refused reports whether an event is a refusal, for want of tokens or of a permit.
+// Refused reports whether a request was refused for want of tokens or of a permit.
 func Refused(e *ratelimit.Event) bool {
 	return e.Outcome == ratelimit.OutcomeRefused || e.Outcome == ratelimit.OutcomePaused
 }

@@ -15,8 +15,8 @@ type Store interface {
 	Settle(ctx context.Context, receipt *ratelimit.Receipt, used ...float64) (ratelimit.Result, error)
 }
 
-// Limiter decides on requests by policies. All fields but InFlight, Permits, Catalog and Observe are
-// required. It is not to be changed once it is in use, and then safe for concurrent use.
+// Limiter decides on requests by policies. All fields but InFlight, Permits, Catalog and Observe
+// are required. Do not change it once it is in use; then it is safe for concurrent use.
 type Limiter[R, O any] struct {
 	Package  string // for errors and logs
 	Store    Store
@@ -27,13 +27,13 @@ type Limiter[R, O any] struct {
 	Timeout  time.Duration // of a decision, and of settling
 	FailOpen bool
 	Shadow   bool
-	Observe  ratelimit.Observe // with a context for [Asked]
+	Observe  ratelimit.Observe // its context serves [Asked]
 	Logger   *slog.Logger
-	Fault    func(error) bool // is an error one of the request, rather than of the store?
+	Fault    func(error) bool // reports whether an error comes from the request, and not from the store
 }
 
-// Ask decides on r, and tells Observe. The request is let through if the event has Passed; then
-// its work is to be done by [Admission.Do].
+// Ask decides on r and reports the event. A request whose event has Passed goes on: run its work by
+// [Admission.Do].
 func (g *Limiter[R, O]) Ask(ctx context.Context, r R) (*Admission[R, O], ratelimit.Event) {
 	pass := &Admission[R, O]{gate: g, r: r}
 	requests, err := g.requests(r)
@@ -50,15 +50,14 @@ func (g *Limiter[R, O]) Ask(ctx context.Context, r R) (*Admission[R, O], ratelim
 		pass.charge.permits, permit, result, err = g.take(ctx, wants, requests)
 	}
 	e := g.event(result, err, permit, requests)
-	gone := ctx.Err() != nil // a client that has gone is not let through because its leaving failed the call
+	gone := ctx.Err() != nil // a client that leaves makes the call fail; that does not let it pass
 	e.Passed = g.Shadow || e.Outcome == ratelimit.OutcomeGranted || e.Outcome == ratelimit.OutcomeFailed && g.FailOpen && !gone
 	g.tell(ctx, r, e)
 	pass.took(result)
 	return pass, e
 }
 
-// Requests returns the requests of the policies for r, in their order, without those that do
-// not apply.
+// Requests returns what r takes, in the order of the policies, without policies that do not apply.
 func (g *Limiter[R, O]) Requests(r R) ([]ratelimit.Request, error) {
 	requests, err := g.requests(r)
 	if err != nil {
@@ -67,7 +66,7 @@ func (g *Limiter[R, O]) Requests(r R) ([]ratelimit.Request, error) {
 	return requests, nil
 }
 
-// requests is Requests, and with an error the limit of the policy that it is about.
+// requests returns what r takes. Beside an error it returns the limit of the policy with the fault.
 func (g *Limiter[R, O]) requests(r R) ([]ratelimit.Request, error) {
 	requests := make([]ratelimit.Request, 0, len(g.Policies))
 	for i := range g.Policies {
@@ -82,21 +81,21 @@ func (g *Limiter[R, O]) requests(r R) ([]ratelimit.Request, error) {
 	return requests, nil
 }
 
-// EventOf returns the event of an error before or instead of a store's answer, and tells nobody.
+// EventOf returns the event of an error, without reporting it.
 func (g *Limiter[R, O]) EventOf(err error) ratelimit.Event {
 	return g.event(ratelimit.Result{}, err, nil, nil)
 }
 
-// Fail tells Observe and the log of an error before the store was asked, and returns its event.
+// Fail reports an error that came before the store was asked, and returns its event.
 func (g *Limiter[R, O]) Fail(ctx context.Context, r R, err error) ratelimit.Event {
 	e := g.EventOf(err)
 	g.tell(ctx, r, e)
 	return e
 }
 
-// Answers returns the event of an error with which a handler has ended that took in a
-// transaction of its own, and reports whether that is about the limits: then Observe has heard
-// of it, and it is to be answered.
+// Answers returns the event of an error from a handler that took in its own transaction. If the
+// error is about the limits, it reports the event and returns true: the middleware then answers the
+// client.
 func (g *Limiter[R, O]) Answers(ctx context.Context, r R, err error) (e ratelimit.Event, ok bool) {
 	if e = g.EventOf(err); e.Outcome == ratelimit.OutcomeFailed {
 		return e, false
@@ -105,8 +104,8 @@ func (g *Limiter[R, O]) Answers(ctx context.Context, r R, err error) (e ratelimi
 	return e, true
 }
 
-// Granted tells Observe of what a handler took in a transaction of its own, once that has committed,
-// by the store's answer or, where that is not known, by the requests; and returns the event.
+// Granted reports and returns the event of what a handler took in its own transaction, after
+// COMMIT. It has the store's result, or where that is unknown, the requests.
 func (g *Limiter[R, O]) Granted(ctx context.Context, r R, result ratelimit.Result, requests []ratelimit.Request) ratelimit.Event {
 	e := ratelimit.Event{
 		Verb: ratelimit.VerbAllow, Door: g.Package, Outcome: ratelimit.OutcomeGranted, Passed: true,
@@ -116,8 +115,8 @@ func (g *Limiter[R, O]) Granted(ctx context.Context, r R, result ratelimit.Resul
 	return e
 }
 
-// fault returns the log's message of an event that is a fault, "" of any other. A silence has one
-// line of package fallback, and none for each request.
+// fault returns the log line for an event, or "" if the event is no fault. Package fallback logs a
+// silence once, so the requests during it log nothing.
 func fault(ctx context.Context, e *ratelimit.Event) string {
 	switch {
 	case e.ErrorClass == watch.Silent:
@@ -132,7 +131,7 @@ func fault(ctx context.Context, e *ratelimit.Event) string {
 	return ""
 }
 
-// tell tells the log of faults, and Observe of all.
+// tell logs a fault, and reports the event to Observe.
 func (g *Limiter[R, O]) tell(ctx context.Context, r R, e ratelimit.Event) {
 	if text := fault(ctx, &e); text != "" {
 		g.Logger.ErrorContext(ctx, g.Package+": "+text,
@@ -143,7 +142,7 @@ func (g *Limiter[R, O]) tell(ctx context.Context, r R, e ratelimit.Event) {
 	}
 }
 
-// policy returns the policy of a limit's name, or nil.
+// policy returns the policy whose limit has a name, or nil.
 func (g *Limiter[R, O]) policy(name string) *Policy[R, O] {
 	for i := range g.Policies {
 		if p := &g.Policies[i]; ratelimit.NameOf(p.Limit) == name {
@@ -153,7 +152,7 @@ func (g *Limiter[R, O]) policy(name string) *Policy[R, O] {
 	return nil
 }
 
-// limitOf returns the limit of that name, or nil.
+// limitOf returns the limit with a name, or nil.
 func (g *Limiter[R, O]) limitOf(name string) ratelimit.Limit {
 	if p := g.policy(name); p != nil {
 		return p.Limit
