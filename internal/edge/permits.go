@@ -9,22 +9,6 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// PermitStore is the part of a store that a [Limiter] needs for limits of how many at once.
-type PermitStore interface {
-	Acquire(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (ratelimit.Permit, error)
-	Release(ctx context.Context, permit ratelimit.Permit) error
-	Keep(ctx context.Context, permit ratelimit.Permit, do func(ctx context.Context, permit ratelimit.Permit) error) error
-}
-
-// InFlight is a policy that holds permits while a request is handled: one, or as many as Weight
-// says. Tier and Weight may be nil.
-type InFlight[R any] struct {
-	Limit  ratelimit.InFlight
-	Key    func(R) (string, error)
-	Tier   func(R) (ratelimit.InFlight, error)
-	Weight func(R) (int, error)
-}
-
 // CheckInFlight notes the faults of limits of how many at once. others are the limits of other
 // kinds.
 func CheckInFlight(f *Faults, permits PermitStore, limits []ratelimit.InFlight, others []ratelimit.Limit) {
@@ -134,19 +118,6 @@ func (g *Limiter[R, O]) keep(ctx context.Context, permits []ratelimit.Permit, do
 		of = &permits[0]
 	}
 	return of, err
-}
-
-// PermitOf returns the permit that a request holds, by the name of the policy's limit. ctx is the
-// context of [Admission.Do].
-func PermitOf(ctx context.Context, policy string) (permit ratelimit.Permit, ok bool) {
-	for c, _ := ctx.Value(chargeKey{}).(*charge); c != nil; c = c.outer {
-		for _, s := range c.permits {
-			if s.InFlight.Name == policy {
-				return s, true
-			}
-		}
-	}
-	return permit, false
 }
 
 // FullWait returns how long a client without a permit should wait before the next try. Nobody knows

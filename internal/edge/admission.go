@@ -11,9 +11,34 @@ import (
 
 // Admission holds the tokens and permits of an admitted request.
 type Admission[R, O any] struct {
-	gate   *Limiter[R, O]
-	r      R
-	charge charge
+	limiter *Limiter[R, O]
+	r       R
+	charge  charge
+}
+
+// Ask decides on r and reports the event. A request whose event has Passed goes on: run its work by
+// [Admission.Do].
+func (g *Limiter[R, O]) Ask(ctx context.Context, r R) (*Admission[R, O], ratelimit.Event) {
+	admission := &Admission[R, O]{limiter: g, r: r}
+	requests, err := g.requests(r)
+	var wants ratelimit.PermitRequest
+	if err == nil {
+		wants, err = g.wants(r)
+	}
+	if err == nil && len(requests) == 0 && wants.Limit.Name == "" { // no policy applies
+		return admission, ratelimit.Event{Door: g.Package, Outcome: ratelimit.OutcomeGranted, Passed: true, Shadow: g.Shadow}
+	}
+	var result ratelimit.Result
+	var permit *ratelimit.Permit
+	if err == nil {
+		admission.charge.permits, permit, result, err = g.take(ctx, wants, requests)
+	}
+	e := g.event(result, err, permit, requests)
+	gone := ctx.Err() != nil // a client that leaves makes the call fail; that does not let it pass
+	e.Passed = g.Shadow || e.Outcome == ratelimit.OutcomeGranted || e.Outcome == ratelimit.OutcomeFailed && g.FailOpen && !gone
+	g.tell(ctx, r, e)
+	admission.took(result)
+	return admission, e
 }
 
 // took notes the tokens that a store has granted.
@@ -29,7 +54,7 @@ func (p *Admission[R, O]) took(result ratelimit.Result) {
 
 // ByOutcome reports whether the request's outcome decides what it costs.
 func (p *Admission[R, O]) ByOutcome() bool {
-	return p.charge.receipt != nil && slices.ContainsFunc(p.gate.Policies, func(q Policy[R, O]) bool { return q.Counts != nil })
+	return p.charge.receipt != nil && slices.ContainsFunc(p.limiter.Policies, func(q Policy[R, O]) bool { return q.Counts != nil })
 }
 
 // Do runs do and keeps the permits meanwhile. In do's context, [Use] and [PermitOf] find what was
@@ -40,7 +65,7 @@ func (p *Admission[R, O]) ByOutcome() bool {
 // A permit can be lost before do begins, if the process was stopped. Then do does not run, ok is
 // false, and the caller answers the failure.
 func (p *Admission[R, O]) Do(ctx context.Context, do func(ctx context.Context), outcome func(panicked bool) O) (failure ratelimit.Event, ok bool) {
-	g := p.gate
+	g := p.limiter
 	p.charge.pkg, p.charge.limitOf = g.Package, g.limitOf
 	p.charge.outer, _ = ctx.Value(chargeKey{}).(*charge)
 	ran, panicked := false, true
@@ -82,7 +107,7 @@ func (p *Admission[R, O]) ended(outcome func(panicked bool) O, panicked bool) (c
 	}
 	o := outcome(panicked)
 	return func(t ratelimit.Request) bool {
-		q := p.gate.policy(ratelimit.NameOf(t.Limit))
+		q := p.limiter.policy(ratelimit.NameOf(t.Limit))
 		return q.Counts == nil || q.Counts(o)
 	}
 }
@@ -90,7 +115,7 @@ func (p *Admission[R, O]) ended(outcome func(panicked bool) O, panicked bool) (c
 // settle returns the tokens that were not used, or whose request does not count, even if the client
 // has gone. If that fails they stay spent.
 func (p *Admission[R, O]) settle(ctx context.Context, counts func(ratelimit.Request) bool) {
-	g, used, differs := p.gate, p.charge.close(), false
+	g, used, differs := p.limiter, p.charge.close(), false
 	for i, t := range p.charge.taken {
 		if !counts(t) {
 			used[i] = 0
@@ -134,6 +159,19 @@ func Use(ctx context.Context, pkg, policy string, n float64) error {
 		}
 	}
 	return Invalid(pkg, "Policy", policy, "the request has none of that name")
+}
+
+// PermitOf returns the permit that a request holds, by the name of the policy's limit. ctx is the
+// context of [Admission.Do].
+func PermitOf(ctx context.Context, policy string) (permit ratelimit.Permit, ok bool) {
+	for c, _ := ctx.Value(chargeKey{}).(*charge); c != nil; c = c.outer {
+		for _, s := range c.permits {
+			if s.InFlight.Name == policy {
+				return s, true
+			}
+		}
+	}
+	return permit, false
 }
 
 // use notes the tokens used of a limit that the request may have taken from.

@@ -2,6 +2,7 @@ package edge
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
@@ -9,10 +10,29 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
+// classes knows the errors of any store.
+var classes *watch.Observer
+
 // Store is the part of a store that a [Limiter] needs.
 type Store interface {
 	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	Settle(ctx context.Context, receipt *ratelimit.Receipt, used ...float64) (ratelimit.Result, error)
+}
+
+// PermitStore is the part of a store that a [Limiter] needs for limits of how many at once.
+type PermitStore interface {
+	Acquire(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (ratelimit.Permit, error)
+	Release(ctx context.Context, permit ratelimit.Permit) error
+	Keep(ctx context.Context, permit ratelimit.Permit, do func(ctx context.Context, permit ratelimit.Permit) error) error
+}
+
+// InFlight is a policy that holds permits while a request is handled: one, or as many as Weight
+// says. Tier and Weight may be nil.
+type InFlight[R any] struct {
+	Limit  ratelimit.InFlight
+	Key    func(R) (string, error)
+	Tier   func(R) (ratelimit.InFlight, error)
+	Weight func(R) (int, error)
 }
 
 // Limiter decides on requests by policies. All fields but InFlight, Permits, Catalog and Observe
@@ -30,31 +50,6 @@ type Limiter[R, O any] struct {
 	Observe  ratelimit.Observe // its context serves [Asked]
 	Logger   *slog.Logger
 	Fault    func(error) bool // reports whether an error comes from the request, and not from the store
-}
-
-// Ask decides on r and reports the event. A request whose event has Passed goes on: run its work by
-// [Admission.Do].
-func (g *Limiter[R, O]) Ask(ctx context.Context, r R) (*Admission[R, O], ratelimit.Event) {
-	pass := &Admission[R, O]{gate: g, r: r}
-	requests, err := g.requests(r)
-	var wants ratelimit.PermitRequest
-	if err == nil {
-		wants, err = g.wants(r)
-	}
-	if err == nil && len(requests) == 0 && wants.Limit.Name == "" { // no policy applies
-		return pass, ratelimit.Event{Door: g.Package, Outcome: ratelimit.OutcomeGranted, Passed: true, Shadow: g.Shadow}
-	}
-	var result ratelimit.Result
-	var permit *ratelimit.Permit
-	if err == nil {
-		pass.charge.permits, permit, result, err = g.take(ctx, wants, requests)
-	}
-	e := g.event(result, err, permit, requests)
-	gone := ctx.Err() != nil // a client that leaves makes the call fail; that does not let it pass
-	e.Passed = g.Shadow || e.Outcome == ratelimit.OutcomeGranted || e.Outcome == ratelimit.OutcomeFailed && g.FailOpen && !gone
-	g.tell(ctx, r, e)
-	pass.took(result)
-	return pass, e
 }
 
 // Requests returns what r takes, in the order of the policies, without policies that do not apply.
@@ -158,4 +153,59 @@ func (g *Limiter[R, O]) limitOf(name string) ratelimit.Limit {
 		return p.Limit
 	}
 	return nil
+}
+
+// event returns the event of a store's answer to requests, or of an error. permit is the permit
+// that the answer is about, or nil.
+func (g *Limiter[R, O]) event(result ratelimit.Result, err error, permit *ratelimit.Permit, requests []ratelimit.Request) ratelimit.Event {
+	e := ratelimit.Event{Verb: ratelimit.VerbAllow, Door: g.Package, Shadow: g.Shadow, Outcome: g.outcome(&result, err), Result: result}
+	var full *ratelimit.FullError
+	var refused *ratelimit.RefusedError
+	switch {
+	case errors.As(err, &full):
+		e.Permit = &full.Permit
+	case errors.As(err, &refused):
+		e.Result = refused.Result
+	case err != nil:
+		e.Permit, e.Requests, e.Err, e.ErrorClass = permit, requests, err, classes.Class(err)
+		if e.Outcome == ratelimit.OutcomeInvalid {
+			e.ErrorClass = "invalid"
+		}
+	case result.Request.Limit == nil:
+		e.Permit = permit
+	}
+	if e.Permit != nil {
+		e.Verb = ratelimit.VerbAcquire
+	}
+	return e
+}
+
+// outcome returns the outcome of a store's answer, or of an error.
+func (g *Limiter[R, O]) outcome(result *ratelimit.Result, err error) ratelimit.Outcome {
+	var field *ratelimit.FieldError
+	switch {
+	case err == nil, errors.Is(err, ratelimit.ErrRefused):
+		return classes.Outcome(result, err)
+	case errors.Is(err, ratelimit.ErrExceedsCapacity):
+		return ratelimit.OutcomeTooLarge
+	case g.Fault(err):
+		return ratelimit.OutcomeInvalid
+	case errors.As(err, &field) && (field.Field == "Key" || field.Field == "Count" || field.Field == "N"):
+		return ratelimit.OutcomeInvalid
+	}
+	return ratelimit.OutcomeFailed
+}
+
+type askedKey struct{}
+
+// Asked returns the request that an event is about, from the context of Limiter.Observe. In another
+// context it returns the zero R.
+func Asked[R any](ctx context.Context) (r R) {
+	r, _ = ctx.Value(askedKey{}).(R)
+	return r
+}
+
+// Refused reports whether a request was refused for want of tokens or of a permit.
+func Refused(e *ratelimit.Event) bool {
+	return e.Outcome == ratelimit.OutcomeRefused || e.Outcome == ratelimit.OutcomePaused
 }
