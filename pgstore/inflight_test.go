@@ -583,7 +583,7 @@ func TestPermitsHiddenByAStranger(t *testing.T) {
 	for _, there := range []bool{true, false} {
 		t.Run(fmt.Sprintf("rows there %v", there), func(t *testing.T) {
 			t.Parallel()
-			db := pgtest.New(t)
+			db := pgtest.New(t, maxConns(8))
 			store := newStore(t, db).Permits()
 			four := ratelimit.InFlight{Name: "four", Limit: 4}
 			if there {
