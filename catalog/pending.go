@@ -3,6 +3,7 @@ package catalog
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -243,8 +244,7 @@ func (c *Catalog) complete(ctx context.Context, p *pending) (keys int, err error
 	}
 	limit := f.published.Limit()
 	raise := func(some []string, last bool) error {
-		keys += len(some)
-		return c.config.Store.ReplaceFunc(ctx, limit, some, func(ctx context.Context, tx pgx.Tx) error {
+		err := c.config.Store.ReplaceFunc(ctx, limit, some, func(ctx context.Context, tx pgx.Tx) error {
 			all := make([]ratelimit.Replacement, len(some))
 			for i, key := range some {
 				all[i] = p.replacement(c.Resolve(ratelimit.Request{Limit: limit, Key: key}))
@@ -259,12 +259,16 @@ func (c *Catalog) complete(ctx context.Context, p *pending) (keys int, err error
 			_, err := c.table.putOff(ctx, tx, p, leased, c.config.Clock)
 			return err
 		})
+		if err == nil {
+			keys += len(some)
+		}
+		return err
 	}
 	if p.key != AllKeys {
 		err = raise([]string{p.key}, true)
 		return keys, err
 	}
-	if err = c.eachKeys(ctx, limit, p.done, func(some []string) error { return raise(some, false) }); err != nil {
+	if err = c.completeEach(ctx, limit, p, func(some []string) error { return raise(some, false) }); err != nil {
 		return keys, err
 	}
 	return keys, pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error {
@@ -273,6 +277,31 @@ func (c *Catalog) complete(ctx context.Context, p *pending) (keys int, err error
 		}
 		return c.table.endPending(ctx, tx, p, c.within(), c.config.Clock)
 	})
+}
+
+// completeEach completes what is pending of all keys by raise, some at a time. A row that stays locked holds
+// up no other: its key is pending by itself.
+func (c *Catalog) completeEach(ctx context.Context, limit ratelimit.Limit, p *pending, raise func(some []string) error) error {
+	return c.eachKeys(ctx, limit, p.done, func(some []string) error {
+		err := raise(some)
+		if !timedOut(ctx, err) {
+			return err
+		}
+		for _, key := range some {
+			if err = raise([]string{key}); timedOut(ctx, err) {
+				err = c.table.addPending(ctx, c.table.pool, &pending{name: p.name, key: key, mark: p.mark, by: p.by}, leased, c.config.Clock)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// timedOut reports whether an error is that of a time-out other than the caller's.
+func timedOut(ctx context.Context, err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil
 }
 
 // replacement returns how the rows of a key that have the mark are completed by what holds.
