@@ -1655,7 +1655,9 @@ BEGIN
 		IF s.paused > l.at AND a.every IS NULL THEN
 			s.ts := greatest(s.ts, s.paused - @schema@.rate_limit_period(a) * interval '1 microsecond');
 		END IF;
-	ELSIF a.kind = 'fixed window' AND a.every IS NULL AND a.start IS DISTINCT FROM b.start THEN -- and none that was moved comes sooner
+	ELSIF a.every IS NOT NULL THEN
+		s.ts := (@schema@.rate_limit_refilled(a, s, l.at)).ts;
+	ELSIF a.kind = 'fixed window' AND a.start IS DISTINCT FROM b.start THEN -- and none that was moved comes sooner
 		s.ts := (@schema@.rate_limit_fresh(a, s.ts + (@schema@.rate_limit_period(a) - 1) * interval '1 microsecond')).ts;
 	END IF;
 	PERFORM @schema@.rate_limit_put(a.name, a.key, 0, s.value, s.ts, s.paused, CASE WHEN a.slots IS NOT NULL THEN s.slots END);
