@@ -289,7 +289,9 @@ func (c *Catalog) completeEach(ctx context.Context, limit ratelimit.Limit, p *pe
 		}
 		for _, key := range some {
 			if err = raise([]string{key}); timedOut(ctx, err) {
-				err = c.table.addPending(ctx, c.table.pool, &pending{name: p.name, key: key, mark: p.mark, by: p.by}, leased, c.config.Clock)
+				bounded, cancel := c.bounded(ctx)
+				err = c.table.addPending(bounded, c.table.pool, &pending{name: p.name, key: key, mark: p.mark, by: p.by}, leased, c.config.Clock)
+				cancel()
 			}
 			if err != nil {
 				return err
