@@ -136,19 +136,20 @@ func eachQuota(t *testing.T, calendar bool, from time.Time, test func(t *testing
 	}
 }
 
-// Quotas are sold, raised, cut and moved while they run: nothing that was used is forgotten, and no period
-// has two of them. docs/calendar.md has the table.
+// month is a quota from a day of June on.
+func month(rate float64, day int) ratelimit.FixedWindow {
+	return ratelimit.FixedWindow{Name: "quota", Rate: rate, Every: ratelimit.Month, Anchor: ratelimit.Date{Year: 2026, Month: time.June, Day: day}}
+}
+
+func june(day, hour int) time.Time { return time.Date(2026, time.June, day, hour, 0, 0, 0, time.UTC) }
+
+// Quotas are raised and cut while they run: nothing that was used is forgotten. docs/calendar.md has the table.
 func TestQuotasThatChange(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	month := func(rate float64, day int) ratelimit.FixedWindow {
-		return ratelimit.FixedWindow{Name: "quota", Rate: rate, Every: ratelimit.Month, Anchor: ratelimit.Date{Year: 2026, Month: time.June, Day: day}}
-	}
 	hour := func(rate float64) ratelimit.FixedWindow {
 		return ratelimit.FixedWindow{Name: "quota", Rate: rate, Period: time.Hour, Start: usual}
 	}
-	june := func(day, hour int) time.Time { return time.Date(2026, time.June, day, hour, 0, 0, 0, time.UTC) }
-
 	for _, row := range []struct{ was, used, becomes, want float64 }{
 		{100, 100, 200, 100},
 		{200, 50, 100, 50},
@@ -175,6 +176,12 @@ func TestQuotasThatChange(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Quotas are moved while they run: no period has two of them.
+func TestQuotasThatMove(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
 	t.Run("the anchor moves from the 1st to the 15th", func(t *testing.T) {
 		eachQuota(t, true, june(10, 12), func(t *testing.T, q *quotas) {
 			q.take(t, month(100, 1), 60)
@@ -215,33 +222,37 @@ func TestQuotasThatChange(t *testing.T) {
 			}
 		})
 	})
-	t.Run("10,000 a day from 09:00 in New York, a million a quarter from April", func(t *testing.T) {
-		eachQuota(t, true, time.Date(2026, 3, 7, 13, 59, 0, 0, time.UTC), func(t *testing.T, q *quotas) {
-			day := ratelimit.FixedWindow{Name: "day", Rate: 10_000, Every: ratelimit.Day, Zone: "America/New_York", Time: 9 * time.Hour}
-			quarter := ratelimit.FixedWindow{Name: "quarter", Rate: 1e6, Every: 3 * ratelimit.Month, Anchor: ratelimit.Date{Year: 2026, Month: time.April, Day: 1}}
-			for _, step := range []struct {
-				quota ratelimit.FixedWindow
-				at    time.Time
-				want  bool
-			}{
-				{day, q.now, true},
-				{day, q.now.Add(59 * time.Second), false},
-				{day, q.now.Add(time.Minute), true},
-				{day, q.now.Add(23 * time.Hour), false}, // summer time has begun
-				{day, q.now.Add(23*time.Hour + time.Minute), true},
-				{quarter, time.Date(2026, 3, 31, 23, 0, 0, 0, time.UTC), true},
-				{quarter, time.Date(2026, 3, 31, 23, 59, 0, 0, time.UTC), false},
-				{quarter, time.Date(2026, 4, 1, 0, 0, 0, 0, time.UTC), true},
-				{quarter, time.Date(2026, 6, 30, 23, 59, 0, 0, time.UTC), false},
-				{quarter, time.Date(2026, 7, 1, 0, 0, 0, 0, time.UTC), true},
-			} {
-				q.now = step.at
-				result, err := q.Allow(t.Context(), q.request(t, step.quota, step.quota.Rate))
-				if err != nil || result.OK != step.want {
-					t.Fatalf("%s at %v: %v, %v, want %v", step.quota.Name, step.at, result.OK, err, step.want)
-				}
+}
+
+// 10,000 a day from 09:00 in New York, and a million a quarter from April.
+func TestQuotasWithOtherEdges(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	eachQuota(t, true, time.Date(2026, 3, 7, 13, 59, 0, 0, time.UTC), func(t *testing.T, q *quotas) {
+		day := ratelimit.FixedWindow{Name: "day", Rate: 10_000, Every: ratelimit.Day, Zone: "America/New_York", Time: 9 * time.Hour}
+		quarter := ratelimit.FixedWindow{Name: "quarter", Rate: 1e6, Every: 3 * ratelimit.Month, Anchor: ratelimit.Date{Year: 2026, Month: time.April, Day: 1}}
+		for _, step := range []struct {
+			quota ratelimit.FixedWindow
+			at    time.Time
+			want  bool
+		}{
+			{day, q.now, true},
+			{day, q.now.Add(59 * time.Second), false},
+			{day, q.now.Add(time.Minute), true},
+			{day, q.now.Add(23 * time.Hour), false}, // summer time has begun
+			{day, q.now.Add(23*time.Hour + time.Minute), true},
+			{quarter, time.Date(2026, 3, 31, 23, 0, 0, 0, time.UTC), true},
+			{quarter, time.Date(2026, 3, 31, 23, 59, 0, 0, time.UTC), false},
+			{quarter, time.Date(2026, 4, 1, 0, 0, 0, 0, time.UTC), true},
+			{quarter, time.Date(2026, 6, 30, 23, 59, 0, 0, time.UTC), false},
+			{quarter, time.Date(2026, 7, 1, 0, 0, 0, 0, time.UTC), true},
+		} {
+			q.now = step.at
+			result, err := q.Allow(t.Context(), q.request(t, step.quota, step.quota.Rate))
+			if err != nil || result.OK != step.want {
+				t.Fatalf("%s at %v: %v, %v, want %v", step.quota.Name, step.at, result.OK, err, step.want)
 			}
-		})
+		}
 	})
 }
 
@@ -261,20 +272,7 @@ func TestFunctionChange(t *testing.T) {
 		}
 		for seed := range uint64(300) {
 			r := rand.New(rand.NewPCG(seed, 57))
-			kind := pick(r, "token bucket", "fixed window", "by the calendar")
-			before := changeable(r, kind, byName)
-			after := before
-			for range 1 + r.IntN(3) {
-				other := changeable(r, kind, byName)
-				switch r.IntN(3) {
-				case 0:
-					after.Rate, after.Capacity = other.Rate, other.Capacity
-				case 1:
-					after.Period, after.Every = other.Period, other.Every
-				default:
-					after.Start, after.Anchor, after.Zone = other.Start, other.Anchor, other.Zone
-				}
-			}
+			before, after := changed(r, byName)
 			from, to := before.Limit(), after.Limit()
 			now = usual.Add(time.Duration(r.Int64N(int64(100 * 24 * time.Hour)))).Truncate(time.Microsecond)
 			around := func() time.Time {
@@ -311,6 +309,25 @@ func TestFunctionChange(t *testing.T) {
 			}
 		}
 	})
+}
+
+// changed returns a random definition and what becomes of it.
+func changed(r *rand.Rand, calendar bool) (before, after ratelimit.Definition) {
+	kind := pick(r, "token bucket", "fixed window", "by the calendar")
+	before = changeable(r, kind, calendar)
+	after = before
+	for range 1 + r.IntN(3) {
+		other := changeable(r, kind, calendar)
+		switch r.IntN(3) {
+		case 0:
+			after.Rate, after.Capacity = other.Rate, other.Capacity
+		case 1:
+			after.Period, after.Every = other.Period, other.Every
+		default:
+			after.Start, after.Anchor, after.Zone = other.Start, other.Anchor, other.Zone
+		}
+	}
+	return before, after
 }
 
 // changeable is a random definition.
