@@ -199,7 +199,7 @@ func NewMiddleware(store *pgstore.Store, config *MiddlewareConfig) (*Middleware,
 		m.config.Logger = slog.Default()
 	}
 	if m.config.InFlight != nil {
-		m.lines = newLines(store, m.config.Logger)
+		m.lines = newLines(store, m.config.Catalog, m.config.Logger)
 	}
 	return m, nil
 }
