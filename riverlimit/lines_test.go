@@ -1,7 +1,6 @@
 package riverlimit_test
 
 import (
-	"slices"
 	"testing"
 	"time"
 
@@ -217,31 +216,4 @@ func TestParkedClocksDiffer(t *testing.T) {
 	if job := o.work(nil, river.EventKindJobSnoozed, 0); job.ScheduledAt.Sub(permit.Until).Abs() > 5*time.Second {
 		t.Errorf("comes at %v, want %v", job.ScheduledAt, permit.Until)
 	}
-}
-
-// A flood of releases wakes as many as there are permits: none is woken twice for two of them.
-func TestParkedAllPermitsAreUsed(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	limit := ratelimit.InFlight{Name: "many", Limit: 8, Lease: time.Hour}
-	of := func(*rivertype.JobRow) ratelimit.PermitRequest { return limit.For("") }
-	in := b.inserter(t)
-	in.InFlight = of
-	if _, err := b.insertTenants(t, in, slices.Repeat([]string{"A"}, 24)...); err != nil {
-		t.Fatal(err)
-	}
-	r := newRuns()
-	start(t, b.tenants(t, r, 20, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: of})))
-	for n := range 3 {
-		for range limit.Limit {
-			r.next(t)
-		}
-		if n < 2 {
-			for range limit.Limit {
-				r.letGo <- struct{}{}
-			}
-		}
-	}
-	close(r.letGo)
-	b.eventually(t, 24, completedOnce)
 }
