@@ -182,11 +182,16 @@ func (l *lines) serve(ctx context.Context, tickets []*batch.Ticket[*parking]) {
 	for i, t := range tickets {
 		jobs[i] = t.Value
 	}
-	err := park(ctx, l.store.Pool(), l.store.Schema(), jobs)
+	err := l.alone(ctx, func(tx pgx.Tx) error { return park(ctx, tx, l.store.Schema(), jobs) })
 	for _, t := range tickets {
 		t.Value.err = err
 		t.Finish()
 	}
+}
+
+// alone runs a statement at READ COMMITTED, whatever the default is: others must not fail it.
+func (l *lines) alone(ctx context.Context, do func(tx pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, l.store.Pool(), pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, do)
 }
 
 // lookAt has a line looked at by an instant. It needs mu.
@@ -395,7 +400,7 @@ func (l *lines) look(at time.Time) {
 			some := calls[:min(len(calls), mostLooked)]
 			calls = calls[len(some):]
 			ctx, cancel := context.WithTimeout(context.Background(), wakeTimeout)
-			err := wake(ctx, l.store.Pool(), l.wakeStatement(river), some)
+			err := l.alone(ctx, func(tx pgx.Tx) error { return wake(ctx, tx, l.wakeStatement(river), some) })
 			cancel()
 			l.looked(some, err)
 		}

@@ -1,14 +1,17 @@
 package riverlimit_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/pgstore"
 	"github.com/pgratelimit/ratelimit/riverlimit"
 )
@@ -215,5 +218,30 @@ func TestParkedClocksDiffer(t *testing.T) {
 	o := newOne(t, b, middleware(t, store, riverlimit.MiddlewareConfig{InFlight: inFlight}))
 	if job := o.work(nil, river.EventKindJobSnoozed, 0); job.ScheduledAt.Sub(permit.Until).Abs() > 5*time.Second {
 		t.Errorf("comes at %v, want %v", job.ScheduledAt, permit.Until)
+	}
+}
+
+// Jobs are parked at READ COMMITTED, so that those of other processes do not abort it.
+func TestParkedWhereSerializableIsTheDefault(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, pgtest.WithConfig(func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
+	}))
+	b.inTx(t, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), fmt.Sprintf(`CREATE FUNCTION %[1]s.level() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	ASSERT current_setting('transaction_isolation') = 'read committed';
+	RETURN new;
+END $$;
+CREATE TRIGGER level BEFORE INSERT ON %[1]s.rate_limit_parked FOR EACH ROW EXECUTE FUNCTION %[1]s.level()`, b.Schema))
+		return err
+	})
+	permit, err := b.store.Permits().Acquire(t.Context(), threeAtOnce.ForN("", 3))
+	if err != nil || !permit.OK {
+		t.Fatal(permit, err)
+	}
+	newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: inFlight})).work(nil, river.EventKindJobSnoozed, 0)
+	if n := b.count(t, parkedRows); n != 1 {
+		t.Errorf("%d jobs in line, want 1", n)
 	}
 }
