@@ -215,12 +215,14 @@ func (l *lines) lookAt(c client, li *line, at time.Time) {
 }
 
 // end ends the work of a job that has held a permit since an instant. If jobs are parked for it, it releases
-// the permit in the transaction that wakes them. Otherwise the caller releases it, and the line is
-// looked at a little later.
+// the permit in the transaction that wakes them. Otherwise the caller releases it.
 func (l *lines) end(ctx context.Context, c client, job int64, permit *ratelimit.Permit, since time.Time) {
 	calls, here := l.calls(c, permit, time.Since(since))
-	if len(calls) == 0 || here { // who waits here is handed the permit on
-		l.looks(c, permit, here)
+	switch {
+	case here: // who waits here is handed the permit on
+		l.looks(c, permit)
+		return
+	case len(calls) == 0:
 		return
 	}
 	calls[0].ended = append(calls[0].ended, job)
@@ -229,7 +231,7 @@ func (l *lines) end(ctx context.Context, c client, job int64, permit *ratelimit.
 	sql := l.wakeStatement(calls[0].line.river)
 	err := l.store.Permits().ReleaseFunc(ctx, *permit, func(tx pgx.Tx) error { return wake(ctx, tx, sql, calls) })
 	if err != nil {
-		l.looks(c, permit, true)
+		l.looks(c, permit)
 		return
 	}
 	l.mu.Lock()
@@ -251,8 +253,9 @@ func (l *lines) wakeStatement(river string) string {
 	return sql
 }
 
-// calls returns what is asked of the known lines of a permit that is released, unless a job of them waits in
-// a worker here. It notes for how long the permit was held.
+// calls returns what is asked of the known lines of a permit that is released, and has the others looked at
+// in a while and all together; unless a job waits for them in a worker here. It notes for how long the
+// permit was held.
 func (l *lines) calls(c client, permit *ratelimit.Permit, held time.Duration) (calls []*call, here bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -270,10 +273,15 @@ func (l *lines) calls(c client, permit *ratelimit.Permit, held time.Duration) (c
 	if here {
 		return nil, true
 	}
+	if now := time.Now(); l.later.Before(now.Add(lookAfter)) {
+		l.later = now.Add(2 * lookAfter)
+	}
 	for _, p := range parts {
 		id := idOf(c, p.InFlight.Name, p.Key)
 		if li := l.of[id]; li != nil && li.known {
 			calls = append(calls, l.call(id, li, 1+len(p.More)))
+		} else {
+			l.lookAt(c, l.line(id, p.InFlight), l.later)
 		}
 	}
 	return calls, false
@@ -317,19 +325,12 @@ func (l *lines) passOn(c client, asked *ratelimit.PermitRequest, refused *rateli
 	}
 }
 
-// looks has the lines of a permit looked at: now, or if there may be none, in a while and all together.
-func (l *lines) looks(c client, permit *ratelimit.Permit, now bool) {
+// looks has the lines of a permit looked at.
+func (l *lines) looks(c client, permit *ratelimit.Permit) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	at := time.Now()
-	if !now {
-		if l.later.Before(at.Add(lookAfter)) {
-			l.later = at.Add(2 * lookAfter)
-		}
-		at = l.later
-	}
 	for _, p := range permit.Parts() {
-		l.lookAt(c, l.line(idOf(c, p.InFlight.Name, p.Key), p.InFlight), at)
+		l.lookAt(c, l.line(idOf(c, p.InFlight.Name, p.Key), p.InFlight), time.Now())
 	}
 }
 

@@ -184,6 +184,39 @@ func TestParkedPassesOn(t *testing.T) {
 	b.eventually(t, 2, completedOnce)
 }
 
+// A job that ends wakes the jobs of all its limits, though this process knows the line of one only.
+func TestParkedForEachLimit(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Hour}
+	other := ratelimit.InFlight{Name: "other", Limit: 1, Lease: time.Hour}
+	r := newRuns()
+	start(t, b.tenants(t, r, 10, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) ratelimit.PermitRequest {
+		switch tenantOf(job) {
+		case "one":
+			return one.For("")
+		case "other":
+			return other.For("")
+		}
+		return one.For("").And(other.For(""))
+	}})))
+	b.mustInsertTenants(t, "both")
+	r.next(t)
+	b.mustInsertTenants(t, "other")
+	b.eventually(t, 1, putOff)
+	b.inTx(t, func(tx pgx.Tx) error { // as another process parks one
+		job, err := b.inserter(t).Client.InsertTx(t.Context(), tx, tenantArgs{"one"}, &river.InsertOpts{ScheduledAt: time.Now().Add(24 * time.Hour)})
+		if err != nil {
+			return err
+		}
+		_, err = tx.Exec(t.Context(), fmt.Sprintf("INSERT INTO %s.rate_limit_parked VALUES ($1, 'one', '', 1, $2, 1)", b.Schema), b.Schema, job.Job.ID)
+		return err
+	})
+	close(r.letGo)
+	b.eventually(t, 3, completedOnce)
+	b.eventually(t, 0, parkedRows)
+}
+
 // A job that wants more permits than there are is cancelled, and does not stand in a line for ever.
 func TestParkedTooHeavy(t *testing.T) {
 	t.Parallel()
