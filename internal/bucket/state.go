@@ -176,7 +176,7 @@ func (d *Definition) Slot(s State) int64 {
 	return d.slotStart(s, 1) - 1
 }
 
-// Plain reports whether a statement at now can add to s. It cannot if a sliding window's totals
+// Plain reports whether a statement at now can add to s. It cannot if a sliding window's row
 // must first be written anew, or if a quota's row lacks more edges than the statement receives.
 func (d *Definition) Plain(s State, now time.Time) bool { return d.kind().plain(d, s, now) }
 
