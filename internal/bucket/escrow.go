@@ -21,7 +21,7 @@ const Grace = time.Second
 // any more.
 type Spent struct {
 	Spent    float64
-	SpentEnd time.Time // the earliest end of these leases
+	SpentEnd time.Time // the latest end of these leases
 }
 
 // Return describes tokens that come back to their row from memory.
