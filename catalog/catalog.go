@@ -113,7 +113,7 @@ func newCatalog(config *Config) (*Catalog, error) {
 	return &c, nil
 }
 
-// invalid is the error of a field of this package that has a value that it cannot have.
+// invalid returns an error for an invalid value of a field of this package.
 func invalid(field string, value any, reason string) error {
 	return &ratelimit.FieldError{Package: "catalog", Field: field, Value: value, Reason: reason}
 }
@@ -125,7 +125,7 @@ func (c *Catalog) usable() error {
 	return nil
 }
 
-// inTx is the catalog as tx sees it.
+// inTx returns the catalog as tx sees it.
 func (c *Catalog) inTx(tx pgx.Tx) (editor, error) {
 	if err := c.usable(); err != nil {
 		return nil, err
@@ -226,7 +226,7 @@ func (c *Catalog) refresh(ctx context.Context) error {
 	return nil
 }
 
-// see has a reading hold from now on, and logs its rows that cannot be used.
+// see makes a reading the one in use, and logs its rows that cannot be used.
 func (c *Catalog) see(ctx context.Context, r *reading, asked time.Time) {
 	after, told := c.view.Load().with(r, asked)
 	c.view.Store(after)
@@ -235,7 +235,7 @@ func (c *Catalog) see(ctx context.Context, r *reading, asked time.Time) {
 	}
 }
 
-// tell tells the logger when the database begins to fail, and when it is back.
+// tell logs when the database begins to fail, and when it answers again.
 func (c *Catalog) tell(ctx context.Context, err error) {
 	before := c.failed.Load()
 	switch {
@@ -251,7 +251,7 @@ func (c *Catalog) tell(ctx context.Context, err error) {
 	}
 }
 
-// bounded is ctx with the time-out, if it has no deadline.
+// bounded returns ctx with the timeout, unless it has a deadline.
 func (c *Catalog) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return ctx, func() {}

@@ -20,7 +20,7 @@ func WithWho(ctx context.Context, who string) context.Context {
 	return context.WithValue(ctx, whoKey{}, who)
 }
 
-// writer is inTx for edits, by whom the context says.
+// writer returns the editor for edits in tx, with the author from the context.
 func (c *Catalog) writer(ctx context.Context, tx pgx.Tx) (editor, error) {
 	to, err := c.inTx(tx)
 	if err != nil {
@@ -36,5 +36,5 @@ func (c *Catalog) writer(ctx context.Context, tx pgx.Tx) (editor, error) {
 	return to, to.as(ctx, who)
 }
 
-// mostWho is how many bytes a name has at most: about as many as one of a limit.
+// mostWho is the greatest length of an author's name in bytes, about that of a limit's name.
 const mostWho = 255
