@@ -10,10 +10,10 @@ import (
 
 type whoKey struct{}
 
-// WithWho returns a context for Set, Publish and the other edits of a [Catalog], by which the history
-// has who makes the change, beside PostgreSQL's role: such as the person who is signed in. It is what
-// the program says, and believed. An edit is [ratelimit.ErrInvalid] if who is longer than 255
-// bytes, or not valid UTF-8. In a transaction of the caller's it holds until that ends.
+// WithWho returns a context for Set, Publish and the other edits of a [Catalog]. It names the
+// author of the change, such as the person who is signed in, for the history, beside PostgreSQL's
+// role. The name is not checked. An edit is [ratelimit.ErrInvalid] if who is longer than 255 bytes,
+// or not valid UTF-8. In a caller's transaction it holds until that ends.
 //
 // In SQL, SET LOCAL ratelimit.who = 'ann' does the same.
 func WithWho(ctx context.Context, who string) context.Context {
