@@ -144,11 +144,12 @@ CREATE TABLE rate_limit_pending (
     key      text        COLLATE "C",
     mark     timestamptz NOT NULL,
     measured jsonb       NOT NULL,
-    due      timestamptz NOT NULL
+    due      timestamptz NOT NULL,
+    done     text        COLLATE "C"
 );
 
 COMMENT ON TABLE rate_limit_pending IS
-    'Edits that are under way: rows of the limit, or of its key, whose paused is a hundred years (36500 days) before mark are measured by the first of measured until due, or by the capacity of the second if it is two hundred, and have been taken from by all of these.';
+    'Edits that are under way: rows of the limit, or of its key, whose paused is a hundred years (36500 days) before mark are measured by the first of measured until due, or by the capacity of the second if it is two hundred, and have been taken from by all of these. Those of keys up to done are completed.';
 
 -- A restore brings overrides before what they override, so all rows of a statement are there first.
 -- +goose StatementBegin
