@@ -147,6 +147,9 @@ type permitKey struct {
 	Line  parked.Line // jobs of River that wait, if the line is among the longest
 }
 
+// Full reports whether no permit would be given now.
+func (k permitKey) Full() bool { return len(inspect.Within(k.Held, k.Limit)) >= k.Limit }
+
 // permits returns the page of a limit of how many at once, with some of its keys or with one.
 func (s *site) permits(ctx context.Context, r *http.Request) (*view, error) {
 	limit, err := s.desk.InFlight(r.FormValue("name"))
