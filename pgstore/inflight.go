@@ -37,18 +37,23 @@ func (p Permits) Acquire(ctx context.Context, request ratelimit.PermitRequest, r
 	s := p.store
 	w := s.watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn, rates...)
 	defer func() { w.ReportAcquire(permit, &request, err) }()
-	if err := s.asked(&request, rates); err != nil {
+	of, err := s.asked(&request, rates)
+	if err != nil {
 		return ratelimit.Permit{}, err
 	}
-	return s.acquireNow(ctx, &request, rates)
+	return s.acquireNow(ctx, &request, of, rates)
 }
 
 // acquireNow is Acquire of a request that has been looked at.
-func (s *Store) acquireNow(ctx context.Context, request *ratelimit.PermitRequest, rates []ratelimit.Request) (permit ratelimit.Permit, err error) {
+func (s *Store) acquireNow(ctx context.Context, request *ratelimit.PermitRequest, of decide.Key, rates []ratelimit.Request) (permit ratelimit.Permit, err error) {
 	if refusing := refuses(request); refusing != nil {
-		return decide.PermitRefused(refusing, s.conn.Instant()), nil
+		return decide.PermitRefused(refusing.Limit, refusing.Key, s.conn.Instant()), nil
 	}
-	permit, err = s.permits.Acquire(ctx, request.Parts())
+	if request.N == 1 && len(request.More) == 0 {
+		permit, err = s.permits.Acquire(ctx, request.Limit, of)
+	} else {
+		permit, err = s.permits.AcquireSet(ctx, request.Parts())
+	}
 	return s.withRates(ctx, permit, err, rates)
 }
 
@@ -87,11 +92,12 @@ func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitReques
 	s := p.store
 	w := s.watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn, rates...)
 	defer func() { w.ReportAcquire(permit, &request, err) }()
-	if err := s.asked(&request, rates); err != nil {
+	of, err := s.asked(&request, rates)
+	if err != nil {
 		return ratelimit.Permit{}, err
 	}
 	if refuses(&request) != nil { // in which nobody waits
-		return s.acquireNow(ctx, &request, rates)
+		return s.acquireNow(ctx, &request, of, rates)
 	}
 	inner, end, err := s.conn.Work.BeginSpan(ctx)
 	if err != nil {
@@ -123,11 +129,12 @@ func (p Permits) AcquireTx(ctx context.Context, tx pgx.Tx, request ratelimit.Per
 	if err := s.usableIn(tx); err != nil {
 		return ratelimit.Permit{}, err
 	}
-	if err := s.asked(&request, rates); err != nil {
+	of, err := s.asked(&request, rates)
+	if err != nil {
 		return ratelimit.Permit{}, err
 	}
 	if refusing := refuses(&request); refusing != nil {
-		return decide.PermitRefused(refusing, s.conn.Instant()), nil
+		return decide.PermitRefused(refusing.Limit, refusing.Key, s.conn.Instant()), nil
 	}
 	var result ratelimit.Result
 	ask := func() (granted bool, err error) {
@@ -137,7 +144,12 @@ func (p Permits) AcquireTx(ctx context.Context, tx pgx.Tx, request ratelimit.Per
 		result, err = s.decideTx(ctx, tx, decide.All, false, rates)
 		return result.OK, err
 	}
-	if permit, err = s.permits.AcquireIn(ctx, tx, request.Parts(), ask); err != nil {
+	if request.N == 1 && len(request.More) == 0 {
+		permit, err = s.permits.AcquireIn(ctx, tx, request.Limit, of, ask)
+	} else {
+		permit, err = s.permits.AcquireSetIn(ctx, tx, request.Parts(), ask)
+	}
+	if err != nil {
 		return ratelimit.Permit{}, err
 	}
 	permit.Rates = result
@@ -312,21 +324,21 @@ func (p Permits) prune(ctx context.Context, limits []ratelimit.InFlight, each fu
 	return rows, nil
 }
 
-// asked looks at all of a request, and notes its limits.
-func (s *Store) asked(request *ratelimit.PermitRequest, rates []ratelimit.Request) error {
-	_, err := s.inFlight(request.Limit, request.Key, rates)
+// asked is the key of a request's first limit, once all of it has been looked at and noted.
+func (s *Store) asked(request *ratelimit.PermitRequest, rates []ratelimit.Request) (decide.Key, error) {
+	of, err := s.inFlight(request.Limit, request.Key, rates)
 	if err != nil || request.N == 1 && len(request.More) == 0 {
-		return err
+		return of, err
 	}
 	if err := request.Validate(); err != nil {
-		return err
+		return of, err
 	}
 	for _, r := range request.More {
 		if err := s.known.Definitions.NoteInFlight(r.Limit.Name); err != nil {
-			return err
+			return of, err
 		}
 	}
-	return nil
+	return of, nil
 }
 
 // inFlight is the key of a limit's permits, once it has been looked at and noted.

@@ -38,11 +38,6 @@ func wantCount(t *testing.T, store permits, limit ratelimit.InFlight, key string
 // Several permits are acquired all or nothing, renewed and released together.
 func TestWeights(t *testing.T) {
 	flightStores(t, func(t *testing.T, store flightStore, begin func() pgx.Tx, clock *clock) {
-		one := ratelimit.InFlight{Name: "one", Limit: 1}.For("")
-		_ = request(t, store, one)
-		if refused := request(t, store, one); refused.OK || refused.N != 1 {
-			t.Errorf("got %+v, want a refusal of one", refused)
-		}
 		limit := ratelimit.InFlight{Name: "weights", Limit: 10, Lease: time.Minute}
 		three := request(t, store, limit.ForN("a", 3))
 		if !three.OK || len(three.More) != 2 || three.N != 3 {

@@ -6,6 +6,7 @@ package flight
 import (
 	"container/list"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -145,39 +146,62 @@ func (k *keyState) holds(limit ratelimit.InFlight) ratelimit.InFlight {
 	return limit
 }
 
-// Choose returns n permits to try of so many, which nobody else here is given until [Permits.Taken],
-// [Permits.Missed], [Permits.Freed] or [Permits.Unchoose]; or nil when fewer are known to be free, and the
-// caller has to look. A guess is one at random, if nothing is known of the key.
-func (s *Permits) Choose(key decide.Key, n, limit int, guess bool, now time.Time) []Choice {
+// Choose returns a permit to try of so many, which nobody else here is given until [Permits.Taken],
+// [Permits.Missed] or [Permits.Freed]. If nothing is known of the key it is one at random. It
+// returns false when none is known to be free, and somebody has to look.
+func (s *Permits) Choose(key decide.Key, limit int, now time.Time) (Choice, bool) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
-	if guess && !k.looked && len(k.free) == 0 {
-		k.free = append(k.free, Choice{rand.IntN(limit), true})
+	if !k.looked && len(k.free) == 0 {
+		if n := rand.IntN(limit); !k.isAway(n, now) {
+			k.try(n, now)
+			return Choice{n, true}, true
+		}
+		return Choice{}, false
 	}
-	chosen := make([]Choice, 0, n)
-	for len(k.free) > 0 && len(chosen) < n {
+	for len(k.free) > 0 {
 		c := k.free[len(k.free)-1]
 		k.free = k.free[:len(k.free)-1]
 		if c.Number < limit && !k.isAway(c.Number, now) {
 			k.try(c.Number, now)
-			chosen = append(chosen, c)
+			return c, true
 		}
 	}
-	if len(chosen) == n {
-		return chosen
+	return Choice{}, false
+}
+
+// ChooseAll returns as many permits to try, as Choose does, if so many are known to be free; otherwise
+// none.
+func (s *Permits) ChooseAll(key decide.Key, n, limit int, now time.Time) []Choice {
+	k := s.locked(key)
+	defer s.mu.Unlock()
+	var chosen []Choice
+	k.free = slices.DeleteFunc(k.free, func(c Choice) bool {
+		if c.Number >= limit || k.isAway(c.Number, now) {
+			return true // or it is there twice
+		}
+		chosen = append(chosen, c)
+		k.try(c.Number, now)
+		return true
+	})
+	left := len(chosen) - n
+	if left < 0 {
+		left = len(chosen)
 	}
-	k.unchoose(chosen)
-	return nil
+	for _, c := range chosen[:left] {
+		delete(k.away, c.Number)
+	}
+	k.free = append(k.free, chosen[:left]...)
+	if left == len(chosen) {
+		return nil
+	}
+	return chosen[left:]
 }
 
 // Unchoose notes that permits were not tried.
 func (s *Permits) Unchoose(key decide.Key, chosen []Choice) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
-	k.unchoose(chosen)
-}
-
-func (k *keyState) unchoose(chosen []Choice) {
 	for _, c := range chosen {
 		delete(k.away, c.Number)
 	}

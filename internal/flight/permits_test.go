@@ -10,41 +10,32 @@ import (
 
 var key = decide.Key{Name: "l", Key: "k"}
 
-// choose returns a permit to try of so many.
-func choose(s *Permits, limit int, now time.Time) (Choice, bool) {
-	chosen := s.Choose(key, 1, limit, true, now)
-	if chosen == nil {
-		return Choice{}, false
-	}
-	return chosen[0], true
-}
-
 func TestNoPermitIsChosenTwice(t *testing.T) {
 	var s Permits
 	now := time.Now()
-	first, ok := choose(&s, 1, now)
+	first, ok := s.Choose(key, 1, now)
 	if !ok || first != (Choice{0, true}) {
 		t.Fatalf("got %v and %v, want the only permit, which may be new", first, ok)
 	}
-	if c, ok := choose(&s, 1, now); ok {
+	if c, ok := s.Choose(key, 1, now); ok {
 		t.Errorf("got %v while it is tried", c)
 	}
 	s.Taken(key, 0, now.Add(time.Minute))
-	if c, ok := choose(&s, 1, now); ok {
+	if c, ok := s.Choose(key, 1, now); ok {
 		t.Errorf("got %v while it is held", c)
 	}
 	s.Freed(key, 0)
-	if c, ok := choose(&s, 1, now); !ok || c != (Choice{0, false}) {
+	if c, ok := s.Choose(key, 1, now); !ok || c != (Choice{0, false}) {
 		t.Errorf("got %v and %v, want the one that was released", c, ok)
 	}
 	s.Missed(key, 0)
-	if c, ok := choose(&s, 1, now); ok {
+	if c, ok := s.Choose(key, 1, now); ok {
 		t.Errorf("got %v after it was tried in vain, want somebody to look", c)
 	}
 	if !s.Observe(key, []Choice{{Number: 0}}, false, now) {
 		t.Error("what was seen free is not worth trying")
 	}
-	if _, ok := choose(&s, 1, now); !ok {
+	if _, ok := s.Choose(key, 1, now); !ok {
 		t.Error("what was seen free is not chosen")
 	}
 }
@@ -55,18 +46,18 @@ func TestChoosesAllOrNothing(t *testing.T) {
 	now := time.Now()
 	s.Observe(key, []Choice{{Number: 0}, {Number: 1}, {Number: 5}}, false, now)
 	s.Freed(key, 1)
-	if got := s.Choose(key, 3, 5, false, now); len(got) > 0 {
+	if got := s.ChooseAll(key, 3, 5, now); len(got) > 0 {
 		t.Errorf("got %v of two", got)
 	}
-	got := s.Choose(key, 2, 5, false, now)
+	got := s.ChooseAll(key, 2, 5, now)
 	if len(got) != 2 || got[0] == got[1] {
 		t.Errorf("got %v, want two", got)
 	}
-	if again := s.Choose(key, 1, 5, false, now); len(again) > 0 {
+	if again := s.ChooseAll(key, 1, 5, now); len(again) > 0 {
 		t.Errorf("got %v while they are tried", again)
 	}
 	s.Unchoose(key, got)
-	if c, ok := choose(&s, 5, now); !ok || c.Number > 1 {
+	if c, ok := s.Choose(key, 5, now); !ok || c.Number > 1 {
 		t.Errorf("got %v and %v, want one that was not tried", c, ok)
 	}
 }
@@ -88,10 +79,10 @@ func TestSawBeforeItWasTaken(t *testing.T) {
 func TestOnlyThoseOfTheLimitAreChosen(t *testing.T) {
 	var s Permits
 	s.Observe(key, []Choice{{Number: 4}, {Number: 1}}, false, time.Now())
-	if c, ok := choose(&s, 2, time.Now()); !ok || c.Number != 1 {
+	if c, ok := s.Choose(key, 2, time.Now()); !ok || c.Number != 1 {
 		t.Errorf("got %v and %v, want 1", c, ok)
 	}
-	if c, ok := choose(&s, 2, time.Now()); ok {
+	if c, ok := s.Choose(key, 2, time.Now()); ok {
 		t.Errorf("got %v of two", c)
 	}
 }
@@ -215,7 +206,7 @@ func TestForgetsKeys(t *testing.T) {
 	s.Taken(held, 0, time.Now().Add(time.Hour))
 	for i := range 2 * mostKeys {
 		k := decide.Key{Name: "l", Key: string(rune(i + 1))}
-		s.Choose(k, 1, 1, true, time.Now())
+		s.Choose(k, 1, time.Now())
 		s.Freed(k, 0)
 	}
 	if n := len(s.keys); n > mostKeys+1 {

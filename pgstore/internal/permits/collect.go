@@ -29,9 +29,8 @@ type collector struct {
 // patience is for how long a waiter for one permit is first in line before it collects.
 const patience = 4 * time.Second
 
-// try takes the permits if they are free, and otherwise collects. It looks at parts of a limit with so many
-// permits, or with 0 at all.
-func (c *collector) try(ctx context.Context, partOf int) (ratelimit.Permit, error) {
+// try takes the permits if they are free, one by a search, and otherwise collects.
+func (c *collector) try(ctx context.Context, s search) (ratelimit.Permit, error) {
 	asked := c.local.Wants(c.waiter)
 	for _, r := range asked {
 		if err := r.Fits(); err != nil { // with a Limit that is smaller by now
@@ -41,7 +40,12 @@ func (c *collector) try(ctx context.Context, partOf int) (ratelimit.Permit, erro
 	permit := ratelimit.Permit{InFlight: asked[0].Limit, Key: asked[0].Key, N: asked[0].N}
 	if c.turn == 0 {
 		var err error
-		if permit, err = c.acquire(ctx, asked, partOf); err != nil || permit.OK {
+		if c.waiter.Several() {
+			permit, err = c.acquireSet(ctx, asked)
+		} else {
+			permit, err = c.acquire(ctx, s)
+		}
+		if err != nil || permit.OK {
 			return permit, err
 		}
 	}

@@ -213,6 +213,21 @@ func (f *Permits) ReleaseFunc(ctx context.Context, permit ratelimit.Permit, do f
 	return nil
 }
 
+// Renew has a permit's lease end a Lease from now, and returns it so.
+func (f *Permits) Renew(ctx context.Context, permit ratelimit.Permit) (ratelimit.Permit, error) {
+	asked := time.Now()
+	if several(permit) {
+		return f.renewSet(ctx, permit, asked)
+	}
+	op := &table.PermitOp{Row: rowOf(permit), Fence: permit.Fence, Lease: permit.InFlight.LeaseOrDefault()}
+	if err := f.changeHeld(ctx, op); err != nil {
+		return ratelimit.Permit{}, err
+	}
+	permit.At, permit.Until, permit.Asked = op.Done.At, op.Done.Until, asked
+	f.local.Taken(op.Row.Key, permit.Number, permit.Ends())
+	return permit, nil
+}
+
 // Keep runs do while it renews a permit by the verbs of a store.
 func (f *Permits) Keep(ctx context.Context, store flight.Store, permit ratelimit.Permit, do func(context.Context, ratelimit.Permit) error) error {
 	return f.renewers.Keep(ctx, store, permit, do)

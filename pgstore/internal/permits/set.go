@@ -9,11 +9,12 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/flight"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // Several permits that are acquired, renewed and released together are a set of operations, in the order
-// of their rows.
+// of their rows. One permit alone takes none of the ways here.
 
 // several reports whether several permits are held together.
 func several(permit ratelimit.Permit) bool { return len(permit.More) > 0 || len(permit.With) > 0 }
@@ -42,9 +43,6 @@ func inOrder(set table.PermitSet) *table.PermitOp {
 // held returns the permits that an operation and its Rest have taken. The first is of the limit that was
 // asked first.
 func held(asked []ratelimit.PermitRequest, op *table.PermitOp, began time.Time) ratelimit.Permit {
-	if len(op.Rest) == 0 {
-		return permitOf(asked[0].Limit, op, began)
-	}
 	parts := make([]ratelimit.Permit, len(asked))
 	places := make(map[decide.Key]int, len(asked))
 	for i, r := range asked {
@@ -112,9 +110,9 @@ func (f *Permits) changeSetIn(ctx context.Context, tx pgx.Tx, op *table.PermitOp
 	return f.table.ChangePermitSetIn(ctx, tx, set, f.Clock())
 }
 
-// Renew has each permit's lease end a Lease from now, and returns them so.
-func (f *Permits) Renew(ctx context.Context, permit ratelimit.Permit) (ratelimit.Permit, error) {
-	asked, op, parts := time.Now(), opsOf(permit), permit.Parts()
+func (f *Permits) renewSet(ctx context.Context, permit ratelimit.Permit, asked time.Time) (ratelimit.Permit, error) {
+	op := opsOf(permit)
+	parts := permit.Parts()
 	for _, o := range op.Set() {
 		for _, p := range parts {
 			if p.InFlight.Name == o.Row.Name && p.Key == o.Row.Key.Key {
@@ -142,6 +140,67 @@ func (f *Permits) taken(op *table.PermitOp, until time.Time) {
 	}
 }
 
+// mostTries is how often a set is tried, again if another caller has taken one of it meanwhile.
+const mostTries = 8
+
+// setSearch is the search for all permits of a call.
+type setSearch struct {
+	*Permits
+	asked []ratelimit.PermitRequest
+	parts []search // for each that is asked
+	began time.Time
+	look  func(*table.PermitLook) error
+	take  func(*table.PermitOp) (asked bool, err error)
+}
+
+// AcquireSet takes all permits that are asked, or returns the refusal of a limit.
+func (f *Permits) AcquireSet(ctx context.Context, asked []ratelimit.PermitRequest) (ratelimit.Permit, error) {
+	for _, r := range asked {
+		f.local.Meet(keyOf(r), r.Limit)
+	}
+	return f.acquireSet(ctx, asked)
+}
+
+// acquireSet is AcquireSet, also with the limits that hold for a waiter.
+func (f *Permits) acquireSet(ctx context.Context, asked []ratelimit.PermitRequest) (ratelimit.Permit, error) {
+	s := f.search(asked)
+	s.look = func(look *table.PermitLook) error { return f.look(ctx, look) }
+	s.take = func(op *table.PermitOp) (bool, error) { return true, f.apply(ctx, op) }
+	permit, op, err := s.run()
+	if op != nil {
+		f.taken(op, permit.Ends())
+	}
+	return permit, err
+}
+
+// AcquireSetIn is AcquireSet in a caller's transaction, as AcquireIn is.
+func (f *Permits) AcquireSetIn(ctx context.Context, tx pgx.Tx, asked []ratelimit.PermitRequest, before func() (granted bool, err error)) (ratelimit.Permit, error) {
+	s := f.search(asked)
+	s.look = func(look *table.PermitLook) error { return f.lookBeside(ctx, tx, look) }
+	s.take = func(op *table.PermitOp) (bool, error) {
+		if granted, err := before(); err != nil || !granted {
+			return false, err
+		}
+		if err := f.changeSetIn(ctx, tx, op); err != nil {
+			return true, f.Fault("take a permit", err)
+		}
+		return true, nil
+	}
+	permit, op, err := s.run()
+	if op != nil { // nobody here learns how the transaction ends
+		f.lose(op)
+	}
+	return permit, err
+}
+
+func (f *Permits) search(asked []ratelimit.PermitRequest) *setSearch {
+	s := &setSearch{Permits: f, asked: asked, parts: make([]search, len(asked))}
+	for i, r := range asked {
+		s.parts[i] = search{Permits: f, limit: r.Limit, look: table.PermitLook{Key: keyOf(r)}}
+	}
+	return s
+}
+
 // lose notes that permits are not held here.
 func (f *Permits) lose(op *table.PermitOp) {
 	for _, o := range op.Set() {
@@ -149,10 +208,91 @@ func (f *Permits) lose(op *table.PermitOp) {
 	}
 }
 
-// permitOf is the permit that an operation has taken.
-func permitOf(limit ratelimit.InFlight, op *table.PermitOp, asked time.Time) ratelimit.Permit {
-	return ratelimit.Permit{
-		InFlight: limit, Key: op.Row.Key.Key, N: 1, OK: true, Number: op.Row.Shard,
-		Fence: op.Done.Fence, At: op.Done.At, Until: op.Done.Until, Asked: asked,
+// run tries sets of permits that are known to be free until one is taken, and returns how.
+func (s *setSearch) run() (ratelimit.Permit, *table.PermitOp, error) {
+	for range mostTries {
+		op, refused, err := s.next()
+		if op == nil {
+			return refused, nil, err
+		}
+		asked, err := s.take(op)
+		switch {
+		case err == nil && op.Done.OK:
+			return held(s.asked, op, s.began), op, nil
+		case !asked:
+			s.lose(op)
+			return ratelimit.Permit{InFlight: s.asked[0].Limit, Key: s.asked[0].Key, N: s.asked[0].N}, nil, err
+		}
+		for _, o := range op.Set() {
+			s.local.Missed(o.Row.Key, o.Row.Shard)
+			for i := range s.parts {
+				if o.New && s.parts[i].look.Key == o.Row.Key { // another transaction may be making it
+					s.parts[i].vain = append(s.parts[i].vain, o.Row.Shard)
+				}
+			}
+		}
+		if err != nil {
+			return ratelimit.Permit{}, nil, err
+		}
 	}
+	return s.refused(0), nil, nil
+}
+
+// next chooses the permits to try. If too few of a limit are free, it returns the refusal.
+func (s *setSearch) next() (*table.PermitOp, ratelimit.Permit, error) {
+	var set table.PermitSet
+	s.began = time.Now()
+	for i, r := range s.asked {
+		chosen, err := s.choose(i)
+		if chosen == nil {
+			for _, op := range set {
+				s.local.Unchoose(op.Row.Key, []flight.Choice{{Number: op.Row.Shard, New: op.New}})
+			}
+			if err != nil {
+				return nil, ratelimit.Permit{}, err
+			}
+			return nil, s.refused(i), nil
+		}
+		for _, c := range chosen {
+			set = append(set, &table.PermitOp{Row: decide.Row{Key: keyOf(r), Shard: c.Number}, Lease: r.Limit.LeaseOrDefault(), New: c.New})
+		}
+	}
+	return inOrder(set), ratelimit.Permit{}, nil
+}
+
+// choose returns as many permits of a limit as are asked, or nothing.
+func (s *setSearch) choose(i int) ([]flight.Choice, error) {
+	r, part := s.asked[i], &s.parts[i]
+	if chosen := s.local.ChooseAll(keyOf(r), r.N, r.Limit.Limit, s.began); chosen != nil {
+		return chosen, nil
+	}
+	part.asked = time.Now()
+	seen := table.PermitLook{Key: part.look.Key} // of its own, as a caller that gives up does not wait for it
+	if err := s.look(&seen); err != nil {
+		return nil, err
+	}
+	part.look = seen
+	part.vain = slices.DeleteFunc(part.vain, func(number int) bool { // it is there by now
+		return slices.ContainsFunc(seen.Permits, func(v table.PermitView) bool { return v.Number == number })
+	})
+	part.saw()
+	return s.local.ChooseAll(keyOf(r), r.N, r.Limit.Limit, part.asked), nil
+}
+
+// refused returns the refusal by a limit. Its NotBefore is the first instant at which leases have ended
+// of as many permits as are missing.
+func (s *setSearch) refused(i int) ratelimit.Permit {
+	r, look := s.asked[i], s.parts[i].look
+	permit := ratelimit.Permit{InFlight: r.Limit, Key: r.Key, N: r.N, At: look.At.UTC(), NotBefore: look.At.UTC()}
+	var ends []time.Time
+	for _, v := range look.Permits {
+		if v.Number < r.Limit.Limit && v.Until.After(look.At) {
+			ends = append(ends, v.Until)
+		}
+	}
+	slices.SortFunc(ends, time.Time.Compare)
+	if missing := r.N - (r.Limit.Limit - len(ends)); missing > 0 {
+		permit.NotBefore = ends[missing-1]
+	}
+	return permit
 }

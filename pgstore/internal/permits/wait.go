@@ -29,7 +29,7 @@ func (f *Permits) Await(ctx context.Context, request ratelimit.PermitRequest) (r
 	c := collector{Permits: f, waiter: w, key: key}
 	defer c.end()
 	if asks {
-		permit, err := c.try(ctx, 0)
+		permit, err := c.try(ctx, search{limit: f.local.Wants(w)[0].Limit, look: table.PermitLook{Key: key}})
 		if err != nil || permit.OK {
 			return permit, err
 		}
@@ -68,11 +68,12 @@ func (c *collector) inLine(ctx context.Context) (ratelimit.Permit, error) {
 		if c.first.IsZero() {
 			c.first = time.Now()
 		}
-		limit, partOf := c.local.Wants(w)[0].Limit, 0
-		if limit.Limit > mostLooked && !w.Several() {
-			partOf = limit.Limit
+		limit := c.local.Wants(w)[0].Limit
+		s := search{limit: limit, look: table.PermitLook{Key: key}}
+		if limit.Limit > mostLooked {
+			s.look.PartOf = limit.Limit
 		}
-		permit, err := c.try(ctx, partOf)
+		permit, err := c.try(ctx, s)
 		if err != nil || permit.OK {
 			return permit, err
 		}
