@@ -148,7 +148,8 @@ func (t *Table) ChangePermitSetIn(ctx context.Context, tx Querier, set PermitSet
 	for _, op := range set {
 		t.QueuePermit(&batch, op, now)
 	}
-	if err := tx.SendBatch(ctx, &batch).Close(); err != nil || !set.undone() {
+	err := tx.SendBatch(ctx, &batch).Close()
+	if err != nil && !(set[0].Alone && conn.TimedOut(err)) || !set.undone() {
 		return err
 	}
 	return tx.SendBatch(ctx, ToSavepoint()).Close()
