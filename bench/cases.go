@@ -48,10 +48,13 @@ const (
 	oursTxLong   = "ours, before the transaction, escrow 1 s"
 	oursTx32     = "ours, in the transaction, 32 shards"
 	oursTx8      = "ours, in the transaction, 8 shards"
+	oursCaller   = "ours, AllowTx"
+	oursOnCommit = "ours, with COMMIT"
 	oursBatch    = "ours, in the batch of the work"
 
 	noLimit        = "no limit"
 	bareUpsert     = "no limit, but an upsert of a row of its own"
+	keyUpsert      = "no limit, but an upsert of the key's row"
 	forUpdateTx    = "SELECT FOR UPDATE, in the transaction"
 	serializableTx = "SERIALIZABLE, in the transaction, retried at once"
 )
@@ -78,10 +81,13 @@ var implementations = map[string]opener{
 	oursTxLong:   openOursTx(1, time.Second),
 	oursTx32:     openOursTx(32, 0),
 	oursTx8:      openOursTx(8, 0),
+	oursCaller:   openCaller(takeOurs),
+	oursOnCommit: openOursOnCommit,
 	oursBatch:    openOursBatch,
 
 	noLimit:        openNoLimit,
 	bareUpsert:     openBareUpsert,
+	keyUpsert:      openCaller(upsertKey),
 	forUpdateTx:    openNaive(naive{lock: true, work: true}),
 	serializableTx: openNaive(naive{serializable: true, work: true}),
 }
@@ -90,6 +96,7 @@ var implementations = map[string]opener{
 var oursAll = map[string]bool{
 	oursCombined: true, oursEscrow: true, oursHasty: true, oursPortable: true, portableEscrow: true, oneUpsert: true,
 	oursTxEscrow: true, oursTxLong: true, oursTx: true, oursTx32: true, oursTx8: true, oursBatch: true,
+	oursCaller: true, oursOnCommit: true,
 }
 
 // needsRedis are those that do not run without it.
@@ -183,10 +190,10 @@ func allCases(levels []int) []testCase {
 		goRedisLua, rueidisLua,
 	}
 	refused := []string{oursEscrow, oursCombined, oursPortable, portableEscrow, forUpdate, goRedisLua, rueidisLua, harness}
-	inTx := []string{noLimit, bareUpsert, oursTxEscrow, oursTx, oursBatch, oursTx32, forUpdateTx, serializableTx}
+	inTx := []string{noLimit, bareUpsert, keyUpsert, oursTxEscrow, oursTx, oursCaller, oursOnCommit, oursBatch, oursTx32, forUpdateTx, serializableTx}
 	exact := []string{
 		oursCombined, oursEscrow, oursHasty, oursPortable, portableEscrow, oneUpsert,
-		oursTxEscrow, oursTx, oursBatch, oursTx8, // a shard needs a capacity of one
+		oursTxEscrow, oursTx, oursCaller, oursOnCommit, oursBatch, oursTx8, // a shard needs a capacity of one
 		forUpdate, serializable, forUpdateTx, serializableTx, readCommitted,
 		goRedisLua, rueidisLua,
 	}

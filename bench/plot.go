@@ -27,6 +27,7 @@ var drawn = []struct {
 	{forUpdate, chart.Violet, true},
 	{oursTx, chart.Blue, false},
 	{oursBatch, chart.Blue, true},
+	{oursOnCommit, chart.Teal, true},
 	{oursTx32, chart.Violet, false},
 	{oursTxEscrow, chart.Teal, false},
 	{noLimit, chart.Grey, true},

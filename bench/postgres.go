@@ -247,6 +247,9 @@ func allow(store *pgstore.Store, limit ratelimit.TokenBucket) func(context.Conte
 	}
 }
 
+const countSQL = `INSERT INTO counters AS c VALUES ($1::text, $2::text, 1)
+ON CONFLICT (name, key) DO UPDATE SET n = c.n + excluded.n RETURNING n`
+
 const workSQL = `INSERT INTO work (body) VALUES ($1::text)`
 
 func openOursTx(shards int, escrow time.Duration) opener {
@@ -265,13 +268,74 @@ func openOursTx(shards int, escrow time.Duration) opener {
 					_, err := tx.Exec(ctx, workSQL, key)
 					return err
 				})
-			if errors.Is(err, ratelimit.ErrRefused) {
-				return false, nil
-			}
-			return err == nil, err
+			return granted(err)
 		}
 		return contender{decide: decide, close: store.Close}, nil
 	}
+}
+
+// openCaller is a transaction of the caller's at READ COMMITTED, which takes in a round trip before
+// the work.
+func openCaller(take func(ctx context.Context, store *pgstore.Store, tx pgx.Tx, request ratelimit.Request) error) opener {
+	return func(ctx context.Context, e *env, w workload) (contender, error) {
+		if err := e.postgres.fillOurs(ctx, w); err != nil {
+			return contender{}, err
+		}
+		store, err := pgstore.New(e.postgres.many, nil)
+		if err != nil {
+			return contender{}, err
+		}
+		decide := func(ctx context.Context, key string) (bool, error) {
+			err := inTx(ctx, e.postgres.many, pgx.ReadCommitted, func(tx pgx.Tx) error {
+				err := take(ctx, store, tx, w.limit.For(key))
+				if err == nil {
+					_, err = tx.Exec(ctx, workSQL, key)
+				}
+				return err
+			})
+			return granted(err)
+		}
+		return contender{decide: decide, close: store.Close}, nil
+	}
+}
+
+// takeOurs takes, and upsertKey writes the row of the key and decides nothing: the lower bound.
+func takeOurs(ctx context.Context, store *pgstore.Store, tx pgx.Tx, request ratelimit.Request) error {
+	result, err := store.AllowTx(ctx, tx, request)
+	return cmp.Or(err, result.Err())
+}
+
+func upsertKey(ctx context.Context, _ *pgstore.Store, tx pgx.Tx, request ratelimit.Request) error {
+	_, err := tx.Exec(ctx, countSQL, ratelimit.NameOf(request.Limit), request.Key)
+	return err
+}
+
+// granted returns what a contender does for an error: a refusal is none.
+func granted(err error) (bool, error) {
+	if errors.Is(err, ratelimit.ErrRefused) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// openOursOnCommit is the work in the round trip of BEGIN and the take in that of COMMIT, at READ
+// COMMITTED: at SERIALIZABLE whoever comes second at a row runs again.
+func openOursOnCommit(ctx context.Context, e *env, w workload) (contender, error) {
+	if err := e.postgres.fillOurs(ctx, w); err != nil {
+		return contender{}, err
+	}
+	store, err := pgstore.New(e.postgres.many, nil)
+	if err != nil {
+		return contender{}, err
+	}
+	decide := func(ctx context.Context, key string) (bool, error) {
+		_, err := store.AllowOnCommit(ctx, []ratelimit.Request{w.limit.For(key)}, pgx.ReadCommitted, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, workSQL, key)
+			return err
+		})
+		return granted(err)
+	}
+	return contender{decide: decide, close: store.Close}, nil
 }
 
 // openOursBatch is the work and the take in one batch, which a pool sends as one transaction, at READ
@@ -290,11 +354,7 @@ func openOursBatch(ctx context.Context, e *env, w workload) (contender, error) {
 		if _, err := store.QueueTake(&batch, w.limit.For(key)); err != nil {
 			return false, err
 		}
-		err := e.postgres.many.SendBatch(ctx, &batch).Close()
-		if errors.Is(err, ratelimit.ErrRefused) {
-			return false, nil
-		}
-		return err == nil, err
+		return granted(e.postgres.many.SendBatch(ctx, &batch).Close())
 	}
 	return contender{decide: decide, close: store.Close}, nil
 }
@@ -314,8 +374,6 @@ func openNoLimit(_ context.Context, e *env, _ workload) (contender, error) {
 // openBareUpsert is the transaction with a second write that decides nothing and does not wait,
 // in the round trip of BEGIN: the lower bound of a limit's cost.
 func openBareUpsert(_ context.Context, e *env, w workload) (contender, error) {
-	const upsert = `INSERT INTO counters AS c VALUES ($1::text, $2::text, 1)
-ON CONFLICT (name, key) DO UPDATE SET n = c.n + excluded.n RETURNING n`
 	rows := make(chan string, busy)
 	for i := range cap(rows) {
 		rows <- fmt.Sprint(i)
@@ -330,7 +388,7 @@ ON CONFLICT (name, key) DO UPDATE SET n = c.n + excluded.n RETURNING n`
 		defer conn.Release() // which closes it if its transaction is still open
 		var batch pgx.Batch
 		batch.Queue("BEGIN ISOLATION LEVEL SERIALIZABLE")
-		batch.Queue(upsert, w.limit.Name, row)
+		batch.Queue(countSQL, w.limit.Name, row)
 		if err := conn.SendBatch(ctx, &batch).Close(); err != nil {
 			return false, err
 		}

@@ -68,6 +68,11 @@ const (
 	MetricDead     = "ratelimit.versions.dead"
 	MetricSnapshot = "ratelimit.snapshot.age"
 
+	// MetricParked is the number of River's jobs that wait in line for permits, by policy, and
+	// MetricParkedAge how long the first of them has waited. {job}, s
+	MetricParked    = "ratelimit.parked.jobs"
+	MetricParkedAge = "ratelimit.parked.age"
+
 	AttrPolicy = "ratelimit.policy" // the name of the limit
 	AttrResult = "ratelimit.result" // a ratelimit.Outcome
 	AttrVerb   = "ratelimit.verb"

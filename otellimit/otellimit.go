@@ -22,6 +22,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -30,6 +31,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/fallback"
+	"github.com/pgratelimit/ratelimit/internal/parked"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -304,6 +306,33 @@ func (o *Observer) WatchTable(store interface {
 		to.ObserveFloat64(since, float64(v.Since))
 		return nil
 	}, dead, since)
+}
+
+// WatchLines asks the database at every collection how many jobs of River wait in line for the
+// permits of each limit, and since when, until the Registration's Unregister. It reads the whole
+// table of parked jobs; one process is enough. Without that table there are none.
+func (o *Observer) WatchLines(store interface {
+	Pool() *pgxpool.Pool
+	Schema() string
+},
+) (metric.Registration, error) {
+	jobs, err := o.meter.Float64ObservableGauge(MetricParked, metric.WithUnit("{job}"), metric.WithDescription("Jobs of River that wait in line for a permit."))
+	if err != nil {
+		return nil, err
+	}
+	age, err := o.meter.Float64ObservableGauge(MetricParkedAge, metric.WithUnit("s"), metric.WithDescription("How long the first of them has waited."))
+	if err != nil {
+		return nil, err
+	}
+	return o.meter.RegisterCallback(func(ctx context.Context, to metric.Observer) error {
+		lines, err := parked.Totals(ctx, store.Pool(), store.Schema())
+		for name, line := range lines {
+			of := o.of(label{policy: name})
+			to.ObserveFloat64(jobs, float64(line.Jobs), of)
+			to.ObserveFloat64(age, time.Since(line.Since).Seconds(), of)
+		}
+		return err
+	}, jobs, age)
 }
 
 // WatchCatalog reports the age of a *catalog.Catalog at every collection, until the Registration's

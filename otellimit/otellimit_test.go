@@ -25,6 +25,7 @@ import (
 	"github.com/pgratelimit/ratelimit/fallback"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/memstore"
+	"github.com/pgratelimit/ratelimit/migrations"
 	"github.com/pgratelimit/ratelimit/otellimit"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
@@ -426,6 +427,28 @@ type versions pgstore.Versions
 
 func (v versions) Versions(context.Context) (pgstore.Versions, error) {
 	return pgstore.Versions(v), nil
+}
+
+// The lines of River's jobs are told by limit, all keys together.
+func TestLines(t *testing.T) {
+	db := pgtest.New(t, pgtest.With(migrations.River))
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = db.Pool.Exec(t.Context(), fmt.Sprintf(`INSERT INTO %s.rate_limit_parked (river, name, key, priority, job, weight, since)
+SELECT '', 'exports', i::text, 1, i, 1, now() - interval '1 hour' FROM generate_series(1, 3) AS i`, db.Schema))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, reader := observer(t)
+	if _, err := o.WatchLines(store); err != nil {
+		t.Fatal(err)
+	}
+	of := []string{otellimit.AttrPolicy, "exports"}
+	if jobs, age := sum(t, reader, otellimit.MetricParked, of...), sum(t, reader, otellimit.MetricParkedAge, of...); jobs != 3 || age < 3600 || age > 3700 {
+		t.Errorf("got %g jobs, %g seconds, want 3 and 3600", jobs, age)
+	}
 }
 
 func TestTable(t *testing.T) {

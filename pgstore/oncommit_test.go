@@ -281,20 +281,57 @@ func TestOnCommitEndsItself(t *testing.T) {
 		s.want(t, 0)
 		idle(t, s.Pool)
 	})
-	t.Run("the transaction of before", func(t *testing.T) {
-		s := newShop(t, 10)
-		for _, do := range []func(context.Context, pgx.Tx) error{func(context.Context, pgx.Tx) error { return errTest }, ending("ROLLBACK")} {
+}
+
+// TestEndedByAStatement has functions whose statement ends their transaction and that go on, in the
+// function or after it. With AllowOnCommit no later statement is done. With AllowFunc the transaction
+// is pgx's own, and closed once the function has returned.
+func TestEndedByAStatement(t *testing.T) {
+	t.Parallel()
+	for _, sql := range []string{"COMMIT", "ROLLBACK", "END", "ABORT"} {
+		eachRunner(t, func(t *testing.T, s *shop, run runner) {
+			insert := "INSERT INTO " + s.Schema + ".orders (what) VALUES ('later')"
 			var kept pgx.Tx
-			_, _ = s.store.AllowOnCommit(t.Context(), s.requests(), "", func(tx pgx.Tx) error {
+			onCommit := strings.Contains(t.Name(), "OnCommit")
+			_, err := run(t.Context(), s.requests(), func(tx pgx.Tx, _ ratelimit.Result) error {
 				kept = tx
 				_, err := tx.Exec(t.Context(), "SELECT 1")
-				return errors.Join(err, do(t.Context(), tx))
+				if err = errors.Join(err, ending(sql)(t.Context(), tx)); onCommit {
+					wantEnded(t, tx, insert)
+				}
+				return err
 			})
-			if _, err := kept.Exec(t.Context(), "SELECT 1"); !errors.Is(err, pgx.ErrTxClosed) || kept.Conn().IsClosed() {
-				t.Errorf("got %v, closed %v", err, kept.Conn().IsClosed())
+			committed := sql == "COMMIT" || sql == "END"
+			if !errors.Is(err, pgx.ErrTxClosed) && (onCommit || !committed || err != nil) {
+				t.Errorf("%s: got %v", sql, err)
 			}
+			wantEnded(t, kept, insert)
+			if kept.Conn().IsClosed() {
+				t.Errorf("%s: the connection is closed", sql)
+			}
+			wantOrders(t, s.DB, "later", 0)
+			idle(t, s.Pool)
+		})
+	}
+}
+
+// wantEnded wants no statement to be done in a transaction.
+func wantEnded(t *testing.T, tx pgx.Tx, insert string) {
+	t.Helper()
+	var batch pgx.Batch
+	batch.Queue(insert)
+	_, exec := tx.Exec(t.Context(), insert)
+	_, query := tx.Query(t.Context(), insert)
+	_, begin := tx.Begin(t.Context())
+	objects := tx.LargeObjects()
+	_, object := objects.Create(t.Context(), 0)
+	for i, err := range []error{
+		exec, query, begin, object, tx.QueryRow(t.Context(), insert).Scan(), tx.SendBatch(t.Context(), &batch).Close(), tx.Commit(t.Context()),
+	} {
+		if !errors.Is(err, pgx.ErrTxClosed) {
+			t.Errorf("statement %d: got %v, want %v", i, err, pgx.ErrTxClosed)
 		}
-	})
+	}
 }
 
 // TestOnCommitCrowd has many take from one key, at each level: as many orders are there as were

@@ -326,8 +326,9 @@ func (s *Store) ReserveFunc(ctx context.Context, requests []ratelimit.Request, d
 // whose answer is lost. If it turns out to be done, but the answers to the takes were lost with it,
 // the result is OK and has no receipt. do may end the transaction by tx.Commit, which takes as well;
 // if that has no answer, the server is asked once do has returned. If do sends COMMIT as a statement
-// its work is committed, nothing is taken, and that is an error. The takes are sent under the role and
-// the search_path that do leaves behind.
+// its work is committed, nothing is taken, and that is an error. What do sends after that, or after
+// ROLLBACK, is not done, but for what travels in the same batch or text. The takes are sent under the
+// role and the search_path that do leaves behind.
 //
 // In batches pgx has no options for a statement. So a first statement with options, or several in one
 // text, is sent after BEGIN, in another round trip. So are Begin, CopyFrom, Prepare, LargeObjects and

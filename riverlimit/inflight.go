@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/ratelimit"
@@ -27,9 +26,11 @@ func (m *Middleware) inFlight(ctx context.Context, job *rivertype.JobRow, work f
 		return m.putOff(ctx, job, ratelimit.Event{Permit: &want}, err)
 	case !permit.OK && permit.InFlight.Mode == ratelimit.ModeRefuse:
 		m.observe(ctx, job, ratelimit.Event{Outcome: ratelimit.OutcomeRefused, Permit: &permit})
-		return river.JobSnooze(permit.NotBefore.Sub(permit.At) + rand.N(m.config.MaxWait))
+		return clockOf(&permit).snooze(permit.NotBefore.Add(rand.N(m.config.MaxWait)))
 	case !permit.OK:
-		return m.park(ctx, c, job, &permit)
+		return m.park(ctx, c, job, &asked, &permit)
+	case noteOf(ctx, job).Parked && job.ScheduledAt.After(job.CreatedAt): // a woken job is scheduled as it was created
+		m.lines.came(c, job.ID, &permit)
 	}
 	return m.store.Permits().Keep(ctx, permit, func(ctx context.Context, permit ratelimit.Permit) error {
 		defer m.lines.end(ctx, c, job.ID, &permit, time.Now())
@@ -54,6 +55,9 @@ func permitsOf(catalog ratelimit.Catalog, of func(*rivertype.JobRow) ratelimit.P
 // acquire returns the job's permit, or the refusal of the part for which it has to wait. Where jobs wait in
 // line a new one asks only if it may wait in a worker.
 func (m *Middleware) acquire(ctx context.Context, c client, job *rivertype.JobRow, asked *ratelimit.PermitRequest) (ratelimit.Permit, error) {
+	if err := asked.Validate(); err != nil {
+		return ratelimit.Permit{}, err
+	}
 	wait, full := m.lines.enter(c, asked, noteOf(ctx, job).Parked, m.config.MaxWait)
 	switch {
 	case full != nil:
@@ -65,10 +69,13 @@ func (m *Middleware) acquire(ctx context.Context, c client, job *rivertype.JobRo
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	permit, err := m.store.Permits().AcquireWait(waiting, *asked)
-	if ctx.Err() == nil && waiting.Err() != nil && errors.Is(err, context.DeadlineExceeded) {
-		return refusalOf(asked), nil
+	switch {
+	case ctx.Err() != nil || waiting.Err() == nil || !errors.Is(err, context.DeadlineExceeded):
+		return permit, err
+	case len(asked.More) > 0: // which part is it?
+		return m.store.Permits().Acquire(ctx, *asked)
 	}
-	return permit, err
+	return refusalOf(asked), nil
 }
 
 // refusalOf returns the refusal of a request of which nobody has asked when a permit may be free.
@@ -79,23 +86,31 @@ func refusalOf(asked *ratelimit.PermitRequest) ratelimit.Permit {
 
 // park parks a job that was refused: until it is woken, or if it is the first in its line, until a lease
 // ends.
-func (m *Middleware) park(ctx context.Context, c client, job *rivertype.JobRow, refused *ratelimit.Permit) error {
+func (m *Middleware) park(ctx context.Context, c client, job *rivertype.JobRow, asked *ratelimit.PermitRequest, refused *ratelimit.Permit) error {
 	e := ratelimit.Event{Outcome: ratelimit.OutcomeRefused, Permit: refused}
 	first, err := m.lines.park(ctx, c, job, &ratelimit.PermitRequest{Limit: refused.InFlight, Key: refused.Key, N: refused.N})
 	n := noteOf(ctx, job)
+	if n.Parked {
+		m.lines.passOn(c, asked, refused)
+	}
 	n.Parked = true
 	if err := errors.Join(err, n.save(ctx)); err != nil {
 		return m.putOff(ctx, job, e, err)
 	}
 	m.observe(ctx, job, e)
-	ends := refused.NotBefore.Sub(refused.At)
+	comes := refused.NotBefore
 	switch {
 	case !first:
-		return river.JobSnooze(parkedFor)
-	case ends <= 0: // a permit has just been taken, or released
-		return river.JobSnooze(refused.InFlight.LeaseOrDefault())
+		comes = refused.At.Add(parkedFor)
+	case !comes.After(refused.At): // a permit has just been taken, or released
+		comes = refused.At.Add(refused.InFlight.LeaseOrDefault())
 	}
-	return river.JobSnooze(ends)
+	return clockOf(refused).snooze(comes)
+}
+
+// clockOf returns the instant of a refusal.
+func clockOf(refused *ratelimit.Permit) instant {
+	return instant{database: refused.At, worker: time.Now()}
 }
 
 // permitKey is for a job's permit in its context.

@@ -36,7 +36,7 @@ func (in Inserter) insert(ctx context.Context, tx pgx.Tx, jobs []river.InsertMan
 		return in.Client.InsertManyTx(ctx, tx, jobs)
 	}
 	jobs = slices.Clone(jobs)
-	places, err := in.parkings(ctx, tx, jobs)
+	places, lines, err := in.parkings(ctx, tx, jobs)
 	if err != nil {
 		return nil, err
 	}
@@ -45,7 +45,9 @@ func (in Inserter) insert(ctx context.Context, tx pgx.Tx, jobs []river.InsertMan
 		return nil, err
 	}
 	var put []*parking
+	skipped := false
 	for i, p := range places {
+		skipped = skipped || results[i].UniqueSkippedAsDuplicate
 		if p != nil && !results[i].UniqueSkippedAsDuplicate {
 			p.priority, p.job = results[i].Job.Priority, results[i].Job.ID
 			put = append(put, p)
@@ -54,18 +56,34 @@ func (in Inserter) insert(ctx context.Context, tx pgx.Tx, jobs []river.InsertMan
 	if len(put) > 0 {
 		err = park(ctx, tx, in.Store.Schema(), put)
 	}
+	if err == nil && skipped {
+		err = in.wakeBehind(ctx, tx, put, lines)
+	}
 	return results, err
 }
 
-// parkings returns the places of jobs in lines, nil for a job that may start, and schedules those that have
-// one: until they are woken, or the first of a line until a lease ends.
-func (in Inserter) parkings(ctx context.Context, tx pgx.Tx, jobs []river.InsertManyParams) ([]*parking, error) {
+// wakeBehind wakes jobs that were parked behind others which River has then skipped as duplicates.
+func (in Inserter) wakeBehind(ctx context.Context, tx pgx.Tx, put []*parking, lines map[lineID]*newLine) error {
+	var calls []*call
+	asked := make(map[lineID]bool)
+	for _, p := range put {
+		if l := lines[p.line].limit; !asked[p.line] {
+			asked[p.line] = true
+			calls = append(calls, &call{line: p.line, limit: l.Limit, lease: l.LeaseOrDefault()})
+		}
+	}
+	return wake(ctx, tx, wakeStatement(in.Store, in.Client.Schema()), calls)
+}
+
+// parkings returns the places of jobs in lines, nil for a job that may start, and the lines. It schedules the jobs that have
+// a place: until they are woken, or the first of a line until a lease ends.
+func (in Inserter) parkings(ctx context.Context, tx pgx.Tx, jobs []river.InsertManyParams) ([]*parking, map[lineID]*newLine, error) {
 	asked := make([]ratelimit.PermitRequest, len(jobs))
 	lines := make(map[lineID]*newLine)
 	for i := range jobs {
 		row, err := rowOf(&jobs[i])
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if row.ScheduledAt.After(time.Now()) {
 			continue
@@ -75,14 +93,14 @@ func (in Inserter) parkings(ctx context.Context, tx pgx.Tx, jobs []river.InsertM
 			continue
 		}
 		if err := asked[i].Validate(); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		for _, p := range asked[i].Parts() {
-			lines[idOf(in.Client, p.Limit.Name, p.Key)] = &newLine{free: p.Limit.Limit}
+			lines[idOf(in.Client, p.Limit.Name, p.Key)] = &newLine{limit: p.Limit, free: p.Limit.Limit}
 		}
 	}
 	if err := in.readLines(ctx, tx, lines); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	places := make([]*parking, len(jobs))
 	for i, a := range asked {
@@ -98,21 +116,22 @@ func (in Inserter) parkings(ctx context.Context, tx pgx.Tx, jobs []river.InsertM
 			wait = part.Limit.LeaseOrDefault()
 		}
 		if line.jobs++; in.MaxParked > 0 && line.jobs > in.MaxParked {
-			return nil, &LineFullError{Limit: part.Limit.Name, Most: in.MaxParked}
+			return nil, nil, &LineFullError{Limit: part.Limit.Name, Most: in.MaxParked}
 		}
 		places[i] = &parking{line: idOf(in.Client, part.Limit.Name, part.Key), weight: part.N}
 		var err error
 		if jobs[i].InsertOpts, err = parkedOpts(jobs[i].InsertOpts, time.Now().Add(wait)); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
-	return places, nil
+	return places, lines, nil
 }
 
 // newLine is a line while jobs are inserted.
 type newLine struct {
-	jobs int // that are parked, up to one more than MaxParked
-	free int // permits, if nobody waits
+	limit ratelimit.InFlight
+	jobs  int // that are parked, up to one more than MaxParked
+	free  int // permits, if nobody waits
 }
 
 // refuses returns the part of a request behind whose line a job has to wait; nil if it may start, and then it
@@ -131,6 +150,20 @@ func (in Inserter) refuses(lines map[lineID]*newLine, asked *ratelimit.PermitReq
 	return nil, nil
 }
 
+// linesSQL returns how many jobs are in lines, and locks the last of each: it stays in its line until the
+// transaction ends, so what wakes it goes on looking, and finds the jobs that are parked behind it. If
+// all are being woken there is no line.
+const linesSQL = `WITH lines AS MATERIALIZED (
+	SELECT * FROM unnest($2::text[], $3::text[]) WITH ORDINALITY AS l (name, key, i)
+), last AS MATERIALIZED (
+	SELECT l.i FROM lines AS l CROSS JOIN LATERAL (
+		SELECT FROM PARKED AS p WHERE p.river = $1 AND p.name = l.name AND p.key = l.key
+		ORDER BY p.priority DESC, p.job DESC LIMIT 1 FOR KEY SHARE SKIP LOCKED) AS p
+)
+SELECT CASE WHEN EXISTS (SELECT FROM last WHERE last.i = l.i) THEN (SELECT count(*)::int4 FROM (
+	SELECT FROM PARKED AS p WHERE p.river = $1 AND p.name = l.name AND p.key = l.key LIMIT $4::int4) AS counted) ELSE 0 END
+FROM lines AS l ORDER BY l.i`
+
 // readLines reads how many jobs are in lines.
 func (in Inserter) readLines(ctx context.Context, tx pgx.Tx, lines map[lineID]*newLine) error {
 	if len(lines) == 0 {
@@ -141,9 +174,7 @@ func (in Inserter) readLines(ctx context.Context, tx pgx.Tx, lines map[lineID]*n
 	for id := range lines {
 		ids, names, keys = append(ids, id), append(names, id.name), append(keys, id.key)
 	}
-	rows, err := tx.Query(ctx, strings.ReplaceAll(`SELECT (SELECT count(*)::int4 FROM (
-	SELECT FROM PARKED AS p WHERE p.river = $1 AND p.name = l.name AND p.key = l.key LIMIT $4::int4) AS counted)
-FROM unnest($2::text[], $3::text[]) WITH ORDINALITY AS l (name, key, i) ORDER BY l.i`, "PARKED", parked.In(in.Store.Schema())),
+	rows, err := tx.Query(ctx, strings.ReplaceAll(linesSQL, "PARKED", parked.In(in.Store.Schema())),
 		in.Client.Schema(), names, keys, in.MaxParked+1)
 	if err != nil {
 		return parkedFault("read the lines of jobs", err)

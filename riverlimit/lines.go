@@ -19,8 +19,8 @@ import (
 
 const (
 	// lookAfter is when a line is looked at after a permit was released of a key of which no line is
-	// known here: another process may have parked a job meanwhile.
-	lookAfter = 150 * time.Millisecond
+	// known here, up to twice that: another process may have parked a job meanwhile.
+	lookAfter = 100 * time.Millisecond
 
 	// lookParked is when it is looked at after a job was parked, once River has written its snooze.
 	lookParked = 350 * time.Millisecond
@@ -38,31 +38,34 @@ const (
 // lines is what a process knows of the lines of its jobs. It knows of a line when it has parked a job there,
 // or found one when it looked, until it finds none.
 type lines struct {
-	store  *pgstore.Store
-	logger *slog.Logger
-	parks  *batch.Queue[*parking]
-	poke   chan struct{}
+	store   *pgstore.Store
+	catalog ratelimit.Catalog
+	logger  *slog.Logger
+	parks   *batch.Queue[*parking]
+	poke    chan struct{}
 
 	mu      sync.Mutex
 	of      map[lineID]*line
 	wakes   map[string]string        // the statement for a schema of River's
 	took    map[string]time.Duration // for how long permits of a limit are held, on average
 	running bool
+	later   time.Time // when to look at the lines of keys of which none is known
 	logged  time.Time
 }
 
 // line is what is known of one.
 type line struct {
-	limit   int
-	lease   time.Duration
+	limit   ratelimit.InFlight
 	known   bool          // that jobs are parked there
+	parks   int           // how many jobs were parked there from here
+	left    []int64       // jobs that have come by themselves, until they are taken out
 	waiting int           // jobs that wait for a permit in a worker here
 	next    time.Time     // when to look at it; never if it is zero
 	pause   time.Duration // until the look after that
 }
 
-func newLines(store *pgstore.Store, logger *slog.Logger) *lines {
-	l := &lines{store: store, logger: logger, poke: make(chan struct{}, 1), of: make(map[lineID]*line), wakes: make(map[string]string), took: make(map[string]time.Duration)}
+func newLines(store *pgstore.Store, catalog ratelimit.Catalog, logger *slog.Logger) *lines {
+	l := &lines{store: store, catalog: catalog, logger: logger, poke: make(chan struct{}, 1), of: make(map[lineID]*line), wakes: make(map[string]string), took: make(map[string]time.Duration)}
 	l.parks = batch.New(mostParked, wakeTimeout, l.serve, nil)
 	return l
 }
@@ -100,7 +103,7 @@ func (l *lines) line(id lineID, limit ratelimit.InFlight) *line {
 		li = &line{}
 		l.of[id] = li
 	}
-	li.limit, li.lease = limit.Limit, limit.LeaseOrDefault()
+	li.limit = limit
 	return li
 }
 
@@ -111,7 +114,7 @@ func (l *lines) standby(id lineID, li *line) int {
 	if took == 0 {
 		return 0
 	}
-	return max(0, min(int(time.Duration(li.limit)*soon/took), 2*li.limit+fronts)-li.waiting)
+	return max(0, min(int(time.Duration(li.limit.Limit)*soon/took), 2*li.limit.Limit+fronts)-li.waiting)
 }
 
 // enter returns for how long a job may wait for its permits in a worker; it must leave then. 0 is not at all:
@@ -168,6 +171,7 @@ func (l *lines) park(ctx context.Context, c client, job *rivertype.JobRow, part 
 	defer l.mu.Unlock()
 	li := l.line(p.line, part.Limit)
 	li.known = true
+	li.parks++
 	l.lookAt(c, li, time.Now().Add(lookParked))
 	return p.first, nil
 }
@@ -178,11 +182,16 @@ func (l *lines) serve(ctx context.Context, tickets []*batch.Ticket[*parking]) {
 	for i, t := range tickets {
 		jobs[i] = t.Value
 	}
-	err := park(ctx, l.store.Pool(), l.store.Schema(), jobs)
+	err := l.alone(ctx, func(tx pgx.Tx) error { return park(ctx, tx, l.store.Schema(), jobs) })
 	for _, t := range tickets {
 		t.Value.err = err
 		t.Finish()
 	}
+}
+
+// alone runs a statement at READ COMMITTED, whatever the default is: others must not fail it.
+func (l *lines) alone(ctx context.Context, do func(tx pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, l.store.Pool(), pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, do)
 }
 
 // lookAt has a line looked at by an instant. It needs mu.
@@ -206,20 +215,23 @@ func (l *lines) lookAt(c client, li *line, at time.Time) {
 }
 
 // end ends the work of a job that has held a permit since an instant. If jobs are parked for it, it releases
-// the permit in the transaction that wakes them. Otherwise the caller releases it, and the line is
-// looked at a little later.
+// the permit in the transaction that wakes them. Otherwise the caller releases it.
 func (l *lines) end(ctx context.Context, c client, job int64, permit *ratelimit.Permit, since time.Time) {
 	calls, here := l.calls(c, permit, time.Since(since))
-	if len(calls) == 0 || here { // who waits here is handed the permit on
-		l.looks(c, permit, here)
+	switch {
+	case here: // who waits here is handed the permit on
+		l.looks(c, permit)
+		return
+	case len(calls) == 0:
 		return
 	}
+	calls[0].ended = append(calls[0].ended, job)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), wakeTimeout)
 	defer cancel()
 	sql := l.wakeStatement(calls[0].line.river)
-	err := l.store.Permits().ReleaseFunc(ctx, *permit, func(tx pgx.Tx) error { return wake(ctx, tx, sql, calls, job) })
+	err := l.store.Permits().ReleaseFunc(ctx, *permit, func(tx pgx.Tx) error { return wake(ctx, tx, sql, calls) })
 	if err != nil {
-		l.looks(c, permit, true)
+		l.looks(c, permit)
 		return
 	}
 	l.mu.Lock()
@@ -241,44 +253,84 @@ func (l *lines) wakeStatement(river string) string {
 	return sql
 }
 
-// calls returns what is asked of the known lines of a permit that is released, and whether a job of them
-// waits in a worker here. It notes for how long the permit was held.
+// calls returns what is asked of the known lines of a permit that is released, and has the others looked at
+// in a while and all together; unless a job waits for them in a worker here. It notes for how long the
+// permit was held.
 func (l *lines) calls(c client, permit *ratelimit.Permit, held time.Duration) (calls []*call, here bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, p := range permit.Parts() {
+	parts := permit.Parts()
+	for _, p := range parts {
 		name := p.InFlight.Name
 		took := held
 		if was := l.took[name]; was > 0 {
 			took = was + (held-was)/4
 		}
 		l.took[name] = max(took, time.Microsecond)
-		id := idOf(c, name, p.Key)
-		if li := l.of[id]; li != nil {
-			here = here || li.waiting > 0
-			if li.known {
-				calls = append(calls, l.call(id, li, 1+len(p.More)))
-			}
+		li := l.of[idOf(c, name, p.Key)]
+		here = here || li != nil && li.waiting > 0
+	}
+	if here {
+		return nil, true
+	}
+	if now := time.Now(); l.later.Before(now.Add(lookAfter)) {
+		l.later = now.Add(2 * lookAfter)
+	}
+	for _, p := range parts {
+		id := idOf(c, p.InFlight.Name, p.Key)
+		if li := l.of[id]; li != nil && li.known {
+			calls = append(calls, l.call(id, li, 1+len(p.More)))
+		} else {
+			l.lookAt(c, l.line(id, p.InFlight), l.later)
 		}
 	}
-	return calls, here
+	return calls, false
 }
 
-// call returns the question about a line. It needs mu.
+// call returns the question about a line, by what the catalog says now. Its answer says when to look
+// again. It needs mu.
 func (l *lines) call(id lineID, li *line, freed int) *call {
-	return &call{line: id, limit: li.limit, lease: li.lease, freed: freed, extra: l.standby(id, li)}
+	if l.catalog != nil {
+		li.limit = l.catalog.InFlight(li.limit, id.key)
+	}
+	ended := li.left
+	li.left, li.next = nil, time.Time{}
+	return &call{
+		line: id, limit: li.limit.Limit, lease: li.limit.LeaseOrDefault(), freed: freed, extra: l.standby(id, li),
+		ended: ended, parks: li.parks,
+	}
 }
 
-// looks has the lines of a permit looked at: now, or if there may be none, in a while.
-func (l *lines) looks(c client, permit *ratelimit.Permit, now bool) {
+// came notes that a parked job has come by itself, at the end of a lease or since somebody has retried it,
+// and has its permits: it leaves its line, and there may be permits for others.
+func (l *lines) came(c client, job int64, permit *ratelimit.Permit) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, p := range permit.Parts() {
-		at := time.Now()
-		if !now {
-			at = at.Add(lookAfter)
+		li := l.line(idOf(c, p.InFlight.Name, p.Key), p.InFlight)
+		li.left = append(li.left, job)
+		l.lookAt(c, li, time.Now())
+	}
+}
+
+// passOn has the lines looked at of the parts of a request that have not refused it. The job may have been
+// woken for a permit of one of them, which it has not taken.
+func (l *lines) passOn(c client, asked *ratelimit.PermitRequest, refused *ratelimit.Permit) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, p := range asked.Parts() {
+		if p.Limit.Name != refused.InFlight.Name || p.Key != refused.Key {
+			l.lookAt(c, l.line(idOf(c, p.Limit.Name, p.Key), p.Limit), time.Now())
 		}
-		l.lookAt(c, l.line(idOf(c, p.InFlight.Name, p.Key), p.InFlight), at)
+	}
+}
+
+// looks has the lines of a permit looked at.
+func (l *lines) looks(c client, permit *ratelimit.Permit) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, p := range permit.Parts() {
+		l.lookAt(c, l.line(idOf(c, p.InFlight.Name, p.Key), p.InFlight), time.Now())
 	}
 }
 
@@ -288,21 +340,24 @@ func (l *lines) answered(c client, call *call) {
 	if li == nil {
 		return
 	}
-	li.known, li.next = call.more, time.Time{}
+	li.known = call.more || li.parks != call.parks // which it may not have seen
+	wait, pause := call.lease, time.Duration(0)
 	switch {
-	case !call.more:
-		if li.waiting == 0 {
+	case !li.known:
+		if li.waiting == 0 && li.next.IsZero() {
 			delete(l.of, call.line)
 		}
+		return
 	case call.dead >= fronts:
-		l.lookAt(c, li, time.Now())
+		wait = 0
 	case call.room && call.woken == 0: // River has not written their snoozes yet
-		pause := min(max(2*li.pause, lookParked), li.lease)
-		l.lookAt(c, li, time.Now().Add(pause))
-		li.pause = pause
-	default:
-		l.lookAt(c, li, time.Now().Add(li.lease))
+		pause = min(max(2*li.pause, lookParked), call.lease)
+		wait = pause
+	case call.room:
+		wait = lookParked
 	}
+	l.lookAt(c, li, time.Now().Add(wait))
+	li.pause = pause
 }
 
 // run looks at lines when they are due, until none is or the client has stopped; then once more at those
@@ -346,7 +401,7 @@ func (l *lines) look(at time.Time) {
 			some := calls[:min(len(calls), mostLooked)]
 			calls = calls[len(some):]
 			ctx, cancel := context.WithTimeout(context.Background(), wakeTimeout)
-			err := wake(ctx, l.store.Pool(), l.wakeStatement(river), some)
+			err := l.alone(ctx, func(tx pgx.Tx) error { return wake(ctx, tx, l.wakeStatement(river), some) })
 			cancel()
 			l.looked(some, err)
 		}

@@ -85,9 +85,11 @@ type MiddlewareConfig struct {
 	// one of the queue's MaxWorkers, and can be on time to the millisecond. A
 	// job that must wait longer is snoozed, until half of MaxWait before its
 	// instant: River looks for jobs once every FetchPollInterval (1 second), so
-	// choose MaxWait above twice that. River's RescueStuckJobsAfter (1 hour)
-	// must be longer than twice MaxWait and the job's own time together. The
-	// default is 3 seconds.
+	// choose MaxWait above twice that. As many jobs of a key may wait as its limit
+	// refills tokens within MaxWait: have more MaxWorkers than that, or they keep
+	// the jobs of other keys out. River's RescueStuckJobsAfter (1 hour) must be
+	// longer than twice MaxWait and the job's own time together. The default is 3
+	// seconds.
 	MaxWait time.Duration
 
 	// Jitter spreads jobs that must wait over this much after their instants. A
@@ -199,7 +201,7 @@ func NewMiddleware(store *pgstore.Store, config *MiddlewareConfig) (*Middleware,
 		m.config.Logger = slog.Default()
 	}
 	if m.config.InFlight != nil {
-		m.lines = newLines(store, m.config.Logger)
+		m.lines = newLines(store, m.config.Catalog, m.config.Logger)
 	}
 	return m, nil
 }

@@ -2,6 +2,7 @@ package riverlimit
 
 import (
 	"context"
+	_ "embed" // the statement
 	"errors"
 	"fmt"
 	"strings"
@@ -102,90 +103,42 @@ type call struct {
 	lease time.Duration // the first of those left comes by itself after so long
 	freed int           // permits that the caller has released
 	extra int           // permits' worth of jobs that may wait for one in workers of this process
+	ended []int64       // jobs that leave the line: they run, or have ended
+	parks int           // how many jobs had been parked there by this process
 
 	woken int
 	more  bool // jobs are left
 	room  bool // and permits for them
-	dead  int  // jobs that were cancelled, deleted or retried, of the first fronts
+	dead  int  // jobs at the front that were cancelled, deleted or retried
 }
 
-// fronts is how many jobs of a line are examined at a time.
+// fronts is how many jobs at the front of a line are examined for dead ones.
 const fronts = 50
 
-// wakeSQL makes parked jobs available, as many of each line as there are permits for, and takes them out
-// of the line; those too that were cancelled, deleted or retried by hand, and those that have ended. A
-// job whose snooze River has not written is passed over, unless it wants several permits, and so is one
-// that another transaction has locked. The first of those left is scheduled for the end of a lease, in
-// case the holder dies. River hears of it as of an insertion. A woken job comes before those that were
-// inserted after it: it may start.
+// wakeSQL is the statement by which parked jobs are woken.
 //
-// It waits for no lock, so the order in which transactions wake does not matter.
-const wakeSQL = `WITH asked AS MATERIALIZED (
-	SELECT * FROM unnest($2::text[], $3::text[], $4::int4[], $5::interval[], $6::int4[], $7::int4[]) WITH ORDINALITY AS a (name, key, most, lease, freed, extra, i)
-), front AS MATERIALIZED (
-	SELECT a.i, f.priority, f.job, f.weight, j.state::text AS state
-	FROM asked AS a CROSS JOIN LATERAL (
-		SELECT p.priority, p.job, p.weight FROM PARKED AS p WHERE p.river = $1 AND p.name = a.name AND p.key = a.key
-		ORDER BY p.priority, p.job LIMIT 50) AS f
-	LEFT JOIN RIVER_JOB AS j ON j.id = f.job
-), room AS MATERIALIZED (
-	SELECT a.*, a.extra + CASE WHEN a.freed >= h.weight THEN a.freed ELSE a.most - (
-		SELECT count(*)::int4 FROM LIMITS AS r WHERE r.name = a.name AND r.key = a.key AND r.shard < a.most AND r.ts > clock_timestamp()) END AS room
-	FROM asked AS a CROSS JOIN LATERAL (
-		SELECT f.weight FROM front AS f WHERE f.i = a.i AND f.state IN ('scheduled', 'available') ORDER BY f.priority, f.job LIMIT 1) AS h
-), ready AS MATERIALIZED (
-	SELECT r.i, r.room, r.extra, c.job, c.weight, sum(c.weight) OVER line AS sum, max(c.weight) OVER line AS widest
-	FROM room AS r CROSS JOIN LATERAL (
-		SELECT p.priority, p.job, p.weight FROM PARKED AS p JOIN RIVER_JOB AS j ON j.id = p.job
-		WHERE p.river = $1 AND p.name = r.name AND p.key = r.key
-			AND (j.state IN ('scheduled', 'available') OR j.state = 'running' AND p.weight > 1 AND j.attempted_at > now() - interval '2 s')
-		ORDER BY p.priority, p.job LIMIT greatest(r.room, 0) FOR UPDATE OF j SKIP LOCKED) AS c
-	WINDOW line AS (PARTITION BY r.i ORDER BY c.priority, c.job)
-), woken AS (
-	UPDATE RIVER_JOB AS j SET state = 'available', scheduled_at = least(j.created_at, now())
-	FROM ready AS r WHERE j.id = r.job AND j.state <> 'running' AND r.sum <= r.room - CASE WHEN r.widest > 1 THEN r.extra ELSE 0 END
-	RETURNING j.id, j.queue, r.i, r.weight
-), head AS (
-	UPDATE RIVER_JOB AS j SET scheduled_at = now() + h.lease
-	FROM asked AS a CROSS JOIN LATERAL (
-		SELECT p.job, a.lease FROM PARKED AS p JOIN RIVER_JOB AS j ON j.id = p.job
-		WHERE p.river = $1 AND p.name = a.name AND p.key = a.key AND j.state = 'scheduled' AND NOT EXISTS (SELECT FROM ready AS r WHERE r.job = p.job)
-		ORDER BY p.priority, p.job LIMIT 1 FOR UPDATE OF j SKIP LOCKED) AS h
-	WHERE j.id = h.job AND j.scheduled_at > now() + h.lease + interval '1 minute'
-), gone AS (
-	DELETE FROM PARKED AS p WHERE p.river = $1 AND p.job IN (
-		SELECT d.job FROM PARKED AS d WHERE d.river = $1 AND d.job = ANY (ARRAY(
-			SELECT f.job FROM front AS f WHERE f.state IS NULL OR f.state IN ('cancelled', 'completed', 'discarded', 'retryable')
-			UNION ALL SELECT id FROM woken UNION ALL SELECT unnest($8::int8[]))) FOR UPDATE SKIP LOCKED)
-	RETURNING p.job
-), heard AS MATERIALIZED (
-	SELECT count(pg_notify(concat(coalesce(nullif($1, ''), current_schema()), '.river_insert'), json_build_object('queue', q.queue)::text)) AS n
-	FROM (SELECT DISTINCT queue FROM woken) AS q
-)
-SELECT (SELECT count(*)::int4 FROM woken AS w WHERE w.i = a.i),
-	EXISTS (SELECT FROM PARKED AS p WHERE p.river = $1 AND p.name = a.name AND p.key = a.key AND NOT EXISTS (SELECT FROM gone AS g WHERE g.job = p.job)),
-	coalesce((SELECT r.room FROM room AS r WHERE r.i = a.i), 1) > coalesce((SELECT sum(w.weight) FROM woken AS w WHERE w.i = a.i), 0),
-	(SELECT count(*)::int4 FROM front AS f WHERE f.i = a.i AND (f.state IS NULL OR f.state IN ('cancelled', 'completed', 'discarded', 'retryable')))
-FROM asked AS a CROSS JOIN heard AS h ORDER BY a.i`
+//go:embed wake.sql
+var wakeSQL string
 
 // wakeStatement returns wakeSQL with the tables of the store and of a River schema.
 func wakeStatement(store *pgstore.Store, river string) string {
 	return strings.NewReplacer("PARKED", parked.In(store.Schema()), "LIMITS", parked.Qualified(store.Schema(), pgstore.Table),
-		"RIVER_JOB", parked.Qualified(river, "river_job")).Replace(wakeSQL)
+		"RIVER_JOB", parked.Qualified(river, "river_job"), "RIVER_QUEUE", parked.Qualified(river, "river_queue")).Replace(wakeSQL)
 }
 
-// wake wakes jobs of lines of one River schema, and notes in the calls what it has done. The jobs that
-// have ended leave their lines.
-func wake(ctx context.Context, db parked.Querier, sql string, calls []*call, ended ...int64) error {
+// wake wakes jobs of lines of one River schema, and notes in the calls what it has done.
+func wake(ctx context.Context, db parked.Querier, sql string, calls []*call) error {
 	if len(calls) == 0 {
 		return nil
 	}
 	n := len(calls)
 	names, keys, leases := make([]string, n), make([]string, n), make([]time.Duration, n)
 	limits, freed, extra := make([]int32, n), make([]int32, n), make([]int32, n)
+	var ended []int64
 	for i, c := range calls {
 		names[i], keys[i], leases[i] = c.line.name, c.line.key, c.lease
 		limits[i], freed[i], extra[i] = int32(c.limit), int32(c.freed), int32(c.extra)
+		ended = append(ended, c.ended...)
 	}
 	rows, err := db.Query(ctx, sql, calls[0].line.river, names, keys, limits, leases, freed, extra, ended)
 	if err != nil {

@@ -14,12 +14,9 @@ import (
 // stays locked when it has not, too. A sliding window's reservations do not use it.
 func (t *Table) Take(ctx context.Context, q Querier, reserve bool, c *decide.Change, now *time.Time) (taken Taken, err error) {
 	k := t.of(&c.Definition)
-	s, read := &k.take, all
-	switch {
-	case !reserve && k.takeBare.sql != "":
+	s, read := k.taking(reserve, c)
+	if !reserve && k.takeBare.sql != "" {
 		s, read = &k.takeBare, bare
-	case !reserve && k.takeLean.sql != "" && c.Past.IsZero(): // it was not turned away before
-		s, read = &k.takeLean, lean
 	}
 	err = taken.scan(q.QueryRow(ctx, s.sql, s.args(takingOf(c, reserve), now)...), &c.Definition, read, now)
 	return taken, err
@@ -27,10 +24,19 @@ func (t *Table) Take(ctx context.Context, q Querier, reserve bool, c *decide.Cha
 
 // QueueTake puts a take into a batch.
 func (t *Table) QueueTake(batch *pgx.Batch, reserve bool, c *decide.Change, now *time.Time, taken *Taken) {
-	s := &t.of(&c.Definition).take
+	s, read := t.of(&c.Definition).taking(reserve, c)
 	batch.Queue(s.sql, s.args(takingOf(c, reserve), now)...).QueryRow(func(row pgx.Row) error {
-		return taken.scan(row, &c.Definition, all, now)
+		return taken.scan(row, &c.Definition, read, now)
 	})
+}
+
+// taking returns the statement for a take, and what it returns: the lean one, unless that has
+// turned the change away before.
+func (k *kind) taking(reserve bool, c *decide.Change) (*statement[taking], columns) {
+	if reserve || k.takeLean.sql == "" || !c.Past.IsZero() {
+		return &k.take, all
+	}
+	return &k.takeLean, lean
 }
 
 // QueueTouch puts into a batch the locking of a change's row, which is returned as it is. One

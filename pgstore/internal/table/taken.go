@@ -52,10 +52,11 @@ func (t *Taken) scan(row pgx.Row, d *bucket.Definition, has columns, now *time.T
 	if !t.After.TS.After(longAgo) { // the row was made by edges that do not reach now: see calendarTake
 		t.After, t.OK = bucket.State{}, false
 	}
-	if t.At, t.Xid = read.at.Time, read.xid; has != all {
-		t.At = t.After.TS // it is that, but after the clock went back
+	if t.At, t.Xid = read.at.Time, read.xid; has == all {
+		t.charge(d, now)
+	} else { // of a bucket, whose ts is the instant that decided, but after the clock went back
+		t.At = instant(now, t.After.TS)
 	}
-	t.charge(d, now)
 	return err
 }
 

@@ -93,16 +93,13 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 		conn.End(ctx, tx)
 		tx, err = a.begin(ctx)
 	}
-	doing := false
+	doing, closed := false, false
 	defer func() {
 		if doing { // it panicked, or ended its goroutine
 			a.ended = a.over() || a.lost() != nil
 		}
-		if tx != nil && !a.over() {
+		if tx != nil && !closed { // also one that a statement has ended: the function may have kept it
 			conn.End(ctx, tx)
-		}
-		if a.work != nil { // which the function may have kept
-			a.work.end()
 		}
 		a.turn.leave(ctx)
 	}()
@@ -129,6 +126,7 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 		return false, a.taker.Fault("commit", err)
 	}
 	if err = tx.Commit(ctx); err == nil || errors.Is(err, ratelimit.ErrRefused) {
+		closed = true
 		return false, err
 	}
 	if err = a.taker.Fault("commit", err); a.conn.Conn().IsClosed() && !conn.Answered(err) && !a.unbegun() {

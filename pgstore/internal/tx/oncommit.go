@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -83,21 +84,27 @@ func (w *work) send(ctx context.Context, statements ...*pgx.QueuedQuery) pgx.Bat
 	return &firstResults{results, w}
 }
 
-// begin begins the transaction in a round trip of its own, if no statement has begun it.
+// begin begins the transaction in a round trip of its own, if no statement has begun it. After a
+// statement that has ended it, such as ROLLBACK, another would be done without a limit: none is.
 func (w *work) begin(ctx context.Context) error {
-	if w.tx != nil {
-		return nil
+	switch {
+	case w.tx == nil:
+		return w.send(ctx).Close()
+	case !w.ended && w.over():
+		w.end()
+		return fmt.Errorf("pgstore: a statement of the function has ended the transaction: %w", pgx.ErrTxClosed)
 	}
-	return w.send(ctx).Close()
+	return nil
 }
 
 // beginNow is begin for methods that cannot return an error. Without a transaction they get a
 // closed connection.
 func (w *work) beginNow() {
+	err := w.begin(w.ctx)
 	if w.ended { // and the connection may be another's
 		return
 	}
-	if err := w.begin(w.ctx); err != nil || !w.begun {
+	if err != nil || !w.begun {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(w.ctx), conn.RollbackTime)
 		defer cancel()
 		_ = w.conn.Close(ctx)

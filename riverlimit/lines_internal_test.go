@@ -1,0 +1,72 @@
+package riverlimit
+
+import (
+	"testing"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
+)
+
+// An answer is older than a job that was parked after its question; and while permits are left for jobs
+// whose snooze River has not written, the line is looked at again soon.
+func TestAnswers(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.InFlight{Name: "answered", Limit: 3, Lease: time.Hour}
+	for name, test := range map[string]struct {
+		answer call
+		parked int // meanwhile
+		known  bool
+		within time.Duration
+	}{
+		"the line is empty":        {},
+		"a job was parked":         {parked: 1, known: true, within: time.Hour},
+		"some were not written":    {answer: call{woken: 1, more: true, room: true}, known: true, within: lookParked},
+		"none was written":         {answer: call{more: true, room: true}, known: true, within: lookParked},
+		"all permits are taken":    {answer: call{woken: 1, more: true}, known: true, within: time.Hour},
+		"the front was taken away": {answer: call{more: true, dead: fronts}, known: true, within: 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLines(nil, nil, nil)
+			l.running = true // and nothing looks
+			id := lineID{name: limit.Name}
+			li := l.line(id, limit)
+			li.known = true
+			asked := l.call(id, li, 1)
+			li.parks += test.parked
+			asked.woken, asked.more, asked.room, asked.dead = test.answer.woken, test.answer.more, test.answer.room, test.answer.dead
+			l.answered(nil, asked)
+			li = l.of[id]
+			if (li != nil) != test.known {
+				t.Fatalf("got %+v, want known %t", li, test.known)
+			}
+			if wait := time.Duration(0); li != nil {
+				if wait = time.Until(li.next); wait > test.within || wait < test.within-time.Minute {
+					t.Errorf("looks after %v, want %v", wait, test.within)
+				}
+			}
+		})
+	}
+}
+
+// When a limit is raised, the next look wakes jobs for its new permits, though all that hold one are at work.
+func TestLooksKnowTheCatalog(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.InFlight{Name: "raised", Limit: 1}
+	limits, err := catalog.NewInMemory(nil)
+	if err == nil {
+		err = limits.PublishInFlight(t.Context(), limit)
+	}
+	if err == nil {
+		_, err = limits.Set(t.Context(), limit.Name, catalog.AllKeys, catalog.Override{AtOnce: 3})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := newLines(nil, limits, nil)
+	id := lineID{name: limit.Name}
+	if asked := l.call(id, l.line(id, limit), 0); asked.limit != 3 {
+		t.Errorf("asks for jobs for %d permits, want 3", asked.limit)
+	}
+}

@@ -1,0 +1,280 @@
+package riverlimit_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+	"github.com/pgratelimit/ratelimit/riverlimit"
+)
+
+const running = `SELECT count(*) FROM river_job WHERE state = 'running'`
+
+// A parked job that comes by itself brings the others, though this process knows of none and the permits
+// were of others: it does not hold one of two permits alone.
+func TestParkedJobBringsOthers(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	two := func(*rivertype.JobRow) ratelimit.PermitRequest {
+		return ratelimit.InFlight{Name: "two", Limit: 2, Lease: time.Hour}.For("")
+	}
+	in := b.inserter(t)
+	in.InFlight = two
+	inserted, err := b.insertTenants(t, in, "A", "A", "A", "A")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRuns()
+	client := b.tenants(t, r, 10, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: two}))
+	for _, i := range inserted[:2] {
+		if _, err := client.JobDelete(t.Context(), i.Job.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := client.JobRetry(t.Context(), inserted[2].Job.ID); err != nil {
+		t.Fatal(err)
+	}
+	start(t, client)
+	b.eventually(t, 2, running)
+	b.eventually(t, 0, parkedRows)
+	close(r.letGo)
+	b.eventually(t, 2, completedOnce)
+}
+
+// Jobs of a queue that is paused stay in line, and those of others come before them.
+func TestParkedInPausedQueue(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	r := newRuns()
+	config := b.config(nil, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: oneOfTenant}))
+	config.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 5}, "other": {MaxWorkers: 5}}
+	config.Workers = river.NewWorkers()
+	river.AddWorker(config.Workers, river.WorkFunc(r.work))
+	client := b.client(t, config)
+	start(t, client)
+	b.eventually(t, 2, `SELECT count(*) FROM river_queue`)
+	if err := client.QueuePause(t.Context(), "other", nil); err != nil {
+		t.Fatal(err)
+	}
+	in := b.inserter(t)
+	in.InFlight = oneOfTenant
+	b.inTx(t, func(tx pgx.Tx) error {
+		args := tenantArgs{"A"}
+		_, err := in.InsertManyTx(t.Context(), tx, []riverlimit.InsertManyParams{
+			{Args: args}, {Args: args, InsertOpts: &river.InsertOpts{Queue: "other"}}, {Args: args},
+		})
+		return err
+	})
+	r.next(t)
+	r.letGo <- struct{}{}
+	if job := r.next(t); job.Queue != river.QueueDefault {
+		t.Errorf("a job of the queue %q starts", job.Queue)
+	}
+	if n := b.count(t, parkedRows); n != 1 {
+		t.Errorf("%d jobs in line, want 1", n)
+	}
+	if err := client.QueueResume(t.Context(), "other", nil); err != nil {
+		t.Fatal(err)
+	}
+	close(r.letGo)
+	b.eventually(t, 3, completedOnce)
+	b.eventually(t, 0, parkedRows)
+}
+
+// Jobs that River skips as duplicates keep no others in line: nobody would wake them.
+func TestInsertParkedBehindDuplicates(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	in := b.inserter(t)
+	unique := &river.InsertOpts{UniqueOpts: river.UniqueOpts{ByArgs: true}}
+	insert := func(tenants ...string) {
+		t.Helper()
+		params := make([]riverlimit.InsertManyParams, len(tenants))
+		for i, tenant := range tenants {
+			params[i] = riverlimit.InsertManyParams{Args: tenantArgs{tenant}, InsertOpts: unique}
+		}
+		b.inTx(t, func(tx pgx.Tx) error {
+			_, err := in.InsertManyTx(t.Context(), tx, params)
+			return err
+		})
+	}
+	insert("A", "B")
+	in.InFlight = func(*rivertype.JobRow) ratelimit.PermitRequest { return oneAtOnce.For("") }
+	insert("A", "B", "C", "D")
+	if n := b.count(t, `SELECT count(*) FROM river_job WHERE state = 'available'`); n != 3 {
+		t.Errorf("%d jobs are available, want 3", n)
+	}
+	if n := b.count(t, parkedRows); n != 1 {
+		t.Errorf("%d jobs in line, want 1", n)
+	}
+}
+
+// A job that is inserted behind a line is found, though all before it has gone before that is committed.
+func TestInsertParkedWhileTheLineEnds(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	in := b.inserter(t)
+	in.InFlight = oneOfTenant
+	if _, err := b.insertTenants(t, in, "A", "A"); err != nil {
+		t.Fatal(err)
+	}
+	r := newRuns()
+	start(t, b.tenants(t, r, 5, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: oneOfTenant})))
+	r.next(t)
+	tx, err := b.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	inserted, err := in.InsertTx(t.Context(), tx, tenantArgs{"A"}, nil)
+	if err != nil || time.Until(inserted.Job.ScheduledAt) < time.Hour {
+		t.Fatal(inserted, err)
+	}
+	r.letGo <- struct{}{}
+	r.next(t)
+	if n := b.count(t, parkedRows); n != 1 {
+		t.Errorf("%d jobs in line, want the one that is behind which another is inserted", n)
+	}
+	close(r.letGo)
+	b.eventually(t, 2, completedOnce)
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.eventually(t, 3, completedOnce)
+	b.eventually(t, 0, parkedRows)
+}
+
+// A job that was woken for a permit of one limit, and is refused by another, leaves the permit to the next.
+func TestParkedPassesOn(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Hour}
+	other := ratelimit.InFlight{Name: "other", Limit: 1, Lease: time.Hour}
+	r := newRuns()
+	start(t, b.tenants(t, r, 10, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) ratelimit.PermitRequest {
+		if tenantOf(job) == "both" {
+			return one.For("").And(other.For(""))
+		}
+		return one.For("")
+	}})))
+	b.mustInsertTenants(t, "A")
+	r.next(t)
+	b.mustInsertTenants(t, "both")
+	b.eventually(t, 1, putOff)
+	b.mustInsertTenants(t, "B")
+	b.eventually(t, 2, putOff)
+	permit, err := b.store.Permits().Acquire(t.Context(), other.For(""))
+	if err != nil || !permit.OK {
+		t.Fatal(permit, err)
+	}
+	r.letGo <- struct{}{}
+	if job := r.next(t); job.Args.Tenant != "B" {
+		t.Errorf("a job of %s starts", job.Args.Tenant)
+	}
+	b.eventually(t, 1, parkedRows)
+	close(r.letGo)
+	b.eventually(t, 2, completedOnce)
+}
+
+// A job that ends wakes the jobs of all its limits, though this process knows the line of one only.
+func TestParkedForEachLimit(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Hour}
+	other := ratelimit.InFlight{Name: "other", Limit: 1, Lease: time.Hour}
+	r := newRuns()
+	start(t, b.tenants(t, r, 10, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) ratelimit.PermitRequest {
+		switch tenantOf(job) {
+		case "one":
+			return one.For("")
+		case "other":
+			return other.For("")
+		}
+		return one.For("").And(other.For(""))
+	}})))
+	b.mustInsertTenants(t, "both")
+	r.next(t)
+	b.mustInsertTenants(t, "other")
+	b.eventually(t, 1, putOff)
+	b.inTx(t, func(tx pgx.Tx) error { // as another process parks one
+		job, err := b.inserter(t).Client.InsertTx(t.Context(), tx, tenantArgs{"one"}, &river.InsertOpts{ScheduledAt: time.Now().Add(24 * time.Hour)})
+		if err != nil {
+			return err
+		}
+		_, err = tx.Exec(t.Context(), fmt.Sprintf("INSERT INTO %s.rate_limit_parked VALUES ($1, 'one', '', 1, $2, 1)", b.Schema), b.Schema, job.Job.ID)
+		return err
+	})
+	close(r.letGo)
+	b.eventually(t, 3, completedOnce)
+	b.eventually(t, 0, parkedRows)
+}
+
+// A job that wants more permits than there are is cancelled, and does not stand in a line for ever.
+func TestParkedTooHeavy(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	r := newRuns()
+	start(t, b.tenants(t, r, 10, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) ratelimit.PermitRequest {
+		return oneAtOnce.ForN("", len(tenantOf(job)))
+	}})))
+	b.mustInsertTenants(t, "1")
+	r.next(t)
+	b.mustInsertTenants(t, "1")
+	b.eventually(t, 1, putOff)
+	b.mustInsertTenants(t, "22")
+	b.eventually(t, 1, `SELECT count(*) FROM river_job WHERE state = 'cancelled'`)
+	close(r.letGo)
+	b.eventually(t, 2, completedOnce)
+}
+
+// The first in line comes when the lease ends on the database's clock, whatever the worker's says.
+func TestParkedClocksDiffer(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	const ahead = 40 * time.Minute
+	store, err := pgstore.New(b.Pool, &pgstore.Config{Schema: b.Schema, Clock: func() time.Time { return time.Now().Add(ahead) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	permit, err := store.Permits().Acquire(t.Context(), threeAtOnce.ForN("", 3))
+	if err != nil || !permit.OK {
+		t.Fatal(permit, err)
+	}
+	o := newOne(t, b, middleware(t, store, riverlimit.MiddlewareConfig{InFlight: inFlight}))
+	if job := o.work(nil, river.EventKindJobSnoozed, 0); job.ScheduledAt.Sub(permit.Until).Abs() > 5*time.Second {
+		t.Errorf("comes at %v, want %v", job.ScheduledAt, permit.Until)
+	}
+}
+
+// Jobs are parked at READ COMMITTED, so that those of other processes do not abort it.
+func TestParkedWhereSerializableIsTheDefault(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, pgtest.WithConfig(func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
+	}))
+	b.inTx(t, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), fmt.Sprintf(`CREATE FUNCTION %[1]s.level() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	ASSERT current_setting('transaction_isolation') = 'read committed';
+	RETURN new;
+END $$;
+CREATE TRIGGER level BEFORE INSERT ON %[1]s.rate_limit_parked FOR EACH ROW EXECUTE FUNCTION %[1]s.level()`, b.Schema))
+		return err
+	})
+	permit, err := b.store.Permits().Acquire(t.Context(), threeAtOnce.ForN("", 3))
+	if err != nil || !permit.OK {
+		t.Fatal(permit, err)
+	}
+	newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: inFlight})).work(nil, river.EventKindJobSnoozed, 0)
+	if n := b.count(t, parkedRows); n != 1 {
+		t.Errorf("%d jobs in line, want 1", n)
+	}
+}
