@@ -333,14 +333,16 @@ func TestPermitsAndGatesAreKnown(t *testing.T) {
 	w.must(w.catalog.PublishInFlight(t.Context(), exports))
 	w.edited(w.catalog.Set(t.Context(), "exports", "bob", catalog.Override{AtOnce: 1, Note: "slow"}))
 	var until time.Time
+	w.edited(w.catalog.Set(t.Context(), "exports", "carol", catalog.Override{AtOnce: 1}))
 	for _, key := range []string{"alice", "bob"} {
-		permit, err := w.store.Permits().Acquire(t.Context(), exports.For(key))
+		permit, err := w.store.Permits().Acquire(t.Context(), w.catalog.InFlight(exports, key).For(key))
 		if err != nil || !permit.OK {
 			t.Fatal(permit, err)
 		}
 		until = permit.Until
 	}
-	_, err := w.db.Pool.Exec(t.Context(), `INSERT INTO `+w.db.Schema+`.rate_limits VALUES ('api:start', 'alice', 0, 3, now() - interval '500 days'), ('unknown:start', 'alice', 0, 3, now())`)
+	_, err := w.db.Pool.Exec(t.Context(), `INSERT INTO `+w.db.Schema+`.rate_limits VALUES ('api:start', 'alice', 0, 3, now() - interval '500 days'), ('unknown:start', 'alice', 0, 3, now()),
+		('exports', 'carol', 1, 1.8e15, now() + interval '1 hour')`)
 	w.must(err)
 	for _, f := range objects[finding](t, w.program("doctor", "--json").ok(t)) {
 		if strings.Contains(f.Advice, "forget") || strings.Contains(f.Detail, "exports") || strings.Contains(f.Detail, "api:start") && !strings.Contains(f.Detail, "bounds the starts of jobs by api") {
@@ -354,6 +356,10 @@ func TestPermitsAndGatesAreKnown(t *testing.T) {
 	}
 	wantIn(t, w.program("show", "exports", "nobody").ok(t), "granted: 0 of 2 permits are held")
 	wantIn(t, w.program("show", "exports", "alice", "2").ok(t), "refused: 1 of 2 permits are held")
+	wantIn(t, w.program("show", "exports", "carol").ok(t), "granted: 0 of 1 permits are held, and 1 more from when the limit was larger")
+	if permit, err := w.store.Permits().Acquire(t.Context(), w.catalog.InFlight(exports, "carol").For("carol")); err != nil || !permit.OK {
+		t.Errorf("got %v, %v, want what show says", permit, err)
+	}
 	wantIn(t, w.program("show", "exports", "alice", "3").ok(t), "never: ", "at most 2 can")
 	w.program("show", "exports", "alice", "0.5").wantStatus(t, exitBad, "permits are whole")
 	w.program("show", "exports", "alice", "--reserve").wantStatus(t, exitBad, "are not reserved")

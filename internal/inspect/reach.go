@@ -88,13 +88,14 @@ func (d *Inspector) refused(ctx context.Context, reach *Reach, asked []ratelimit
 }
 
 func (d *Inspector) reachOfPermits(ctx context.Context, e *catalog.Edit, limit ratelimit.InFlight) (reach Reach, err error) {
-	rows, err := d.Pool.Query(ctx, `SELECT r.key, count(*) FILTER (WHERE r.ts > clock_timestamp() AND r.shard < 10000)::int4 FROM `+d.Table()+` AS r
+	rows, err := d.Pool.Query(ctx, `SELECT r.key, coalesce(array_agg(r.shard) FILTER (WHERE r.ts > clock_timestamp() AND r.shard < 10000), '{}') FROM `+d.Table()+` AS r
 WHERE r.name = $1::text GROUP BY r.key ORDER BY r.key LIMIT $2::int4`, e.Name, MostCounted+1)
 	if err != nil {
 		return reach, fmt.Errorf("count permits: %w", err)
 	}
 	var key string
-	var held, seen int
+	var held []int
+	seen := 0
 	_, err = pgx.ForEachRow(rows, []any{&key, &held}, func() error {
 		if seen++; seen > MostCounted {
 			reach.More = true
@@ -105,7 +106,8 @@ WHERE r.name = $1::text GROUP BY r.key ORDER BY r.key LIMIT $2::int4`, e.Name, M
 			return nil
 		}
 		reach.Keys++
-		if after.Mode == ratelimit.ModeRefuse || after.Mode != ratelimit.ModeShadow && held >= after.Limit {
+		within := len(slices.DeleteFunc(held, func(number int) bool { return number >= after.Limit }))
+		if after.Mode == ratelimit.ModeRefuse || after.Mode != ratelimit.ModeShadow && within >= after.Limit {
 			reach.Refused++
 		}
 		return nil

@@ -68,26 +68,46 @@ func (d *Inspector) PermitStory(ctx context.Context, name, key string, n int) (*
 	return s, err
 }
 
-// OK reports whether a permit would be given now.
+// OK reports whether the permits would be given now.
 func (s *PermitStory) OK() bool {
-	return s.Holds.Mode == ratelimit.ModeShadow || s.Holds.Mode != ratelimit.ModeRefuse && len(s.Held)+s.N <= s.Holds.Limit
+	return s.Holds.Mode == ratelimit.ModeShadow || s.Holds.Mode != ratelimit.ModeRefuse && len(Within(s.Held, s.Holds.Limit))+s.N <= s.Holds.Limit
+}
+
+// Within returns those of held permits that count against a limit. The others have larger numbers, from
+// when the limit was larger.
+func Within(held []ratelimit.Permit, limit int) (within []ratelimit.Permit) {
+	for _, p := range held {
+		if p.Number < limit {
+			within = append(within, p)
+		}
+	}
+	return within
 }
 
 // Why says in a sentence what a caller would get now, and why.
 func (s *PermitStory) Why() string {
-	held := fmt.Sprintf("%d of %d permits are held", len(s.Held), s.Holds.Limit)
+	within := Within(s.Held, s.Holds.Limit)
+	held := fmt.Sprintf("%d of %d permits are held", len(within), s.Holds.Limit)
+	if beyond := len(s.Held) - len(within); beyond > 0 {
+		held += fmt.Sprintf(", and %d more from when the limit was larger", beyond)
+	}
+	missing := len(within) + s.N - s.Holds.Limit
 	switch {
 	case s.Holds.Mode == ratelimit.ModeRefuse:
 		return "refused: " + refusing(s.Holds.RefusedUntil)
 	case s.N > s.Holds.Limit:
 		return "never: " + s.Holds.ForN(s.Key, s.N).Validate().Error()
-	case len(s.Held)+s.N <= s.Holds.Limit:
+	case missing <= 0:
 		return "granted: " + held
 	case s.Holds.Mode == ratelimit.ModeShadow:
 		return "granted, since its mode is shadow: " + held
 	}
-	first := slices.MinFunc(s.Held, func(a, b ratelimit.Permit) int { return a.Until.Compare(b.Until) })
-	return fmt.Sprintf("refused: %s; the first lease ends at %s, unless it is renewed", held, Instant(first.Until))
+	slices.SortFunc(within, func(a, b ratelimit.Permit) int { return a.Until.Compare(b.Until) })
+	ends := "the first lease ends at %s, unless it is renewed"
+	if missing > 1 {
+		ends = fmt.Sprint("the first ", missing, " leases end by %s, unless they are renewed")
+	}
+	return fmt.Sprintf("refused: %s; "+ends, held, Instant(within[missing-1].Until))
 }
 
 // overrides returns the override of a key and the one for all keys, nil for none.
