@@ -293,6 +293,8 @@ func (d *doctor) migrations(ctx context.Context, set migrations.Set) error {
 	switch {
 	case len(all) > 0 && all[0].Untracked:
 		d.find(fine, check, "another tool made the table")
+	case len(all) > 0 && all[len(all)-1].Newer:
+		d.find(warning, check, "there is %s, which this one does not know: use that program's command", all[len(all)-1].Name)
 	case applied == len(all):
 		d.find(fine, check, "all %d are applied", applied)
 	case applied == 0 && set != "":

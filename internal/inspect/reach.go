@@ -59,8 +59,9 @@ func (d *Inspector) Reach(ctx context.Context, e *catalog.Edit) (Reach, error) {
 			reach.Refused++
 		case after.Mode == ratelimit.ModeShadow:
 		case e.LeftOf(&ratelimit.Status{Request: before}) != nil:
-			kept = append(kept, before.Limit.ForN(before.Key, 0))
+			kept = append(kept, ratelimit.Request{Limit: before.Limit, Key: before.Key, Overridden: before.Overridden})
 		default:
+			after.Overridden = true // of an edit that may never be made, so it binds no other key
 			asked = append(asked, after)
 		}
 	}

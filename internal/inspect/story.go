@@ -176,7 +176,7 @@ func (d *Inspector) ask(ctx context.Context, s *Story, asked ratelimit.Request) 
 	if s.Reserve {
 		check = d.Store.CheckReserve
 	}
-	result, err := check(ctx, asked.Limit.ForN(asked.Key, 0))
+	result, err := check(ctx, ratelimit.Request{Limit: asked.Limit, Key: asked.Key, Overridden: asked.Overridden})
 	if err != nil {
 		return err
 	}
