@@ -53,7 +53,7 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 	c := *config
 	c.RetryBudget = cmp.Or(c.RetryBudget, 10*time.Second)
 	c.Timeout = cmp.Or(c.Timeout, conn.DefaultTimeout)
-	db := &conn.Conn{Pool: pool, Schema: c.Schema, Timeout: c.Timeout, RetryBudget: c.RetryBudget, Now: c.Clock}
+	db := &conn.Conn{Pool: pool, Schema: c.Schema, Portable: c.Portable, Timeout: c.Timeout, RetryBudget: c.RetryBudget, Now: c.Clock}
 	db.Open()
 	s := &Store{conn: db, config: c, known: &known.Known{}, observer: watch.New(c.Observe, conn.Class)}
 	s.table = table.New(c.Schema, c.Portable, db.Silence())
@@ -90,6 +90,9 @@ func (s *Store) Pool() *pgxpool.Pool {
 
 // Schema returns Config.Schema.
 func (s *Store) Schema() string { return s.config.Schema }
+
+// Portable returns Config.Portable.
+func (s *Store) Portable() bool { return s != nil && s.config.Portable }
 
 // usable returns an error if the Store was not made by New.
 func (s *Store) usable() error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -59,6 +60,10 @@ func (c *Conn) Fault(doing string, err error) error {
 			where = fmt.Sprintf("schema %q, which is Config.Schema", c.Schema)
 		}
 		return fmt.Errorf("%w; looked in %s: %w", ErrNotMigrated, where, err)
+	case "0A000": // feature_not_supported
+		if !c.Portable && !strings.Contains(err.Error(), "cached plan") { // of a table that was altered
+			return fmt.Errorf("pgstore: %s: %w (on a table that Citus distributes, set Config.Portable)", doing, err)
+		}
 	case "42P05", "26000", "08P01": // duplicate_prepared_statement, invalid_sql_statement_name, protocol_violation: the statement of that name has other parameters
 		return fmt.Errorf("pgstore: %s: %w (behind a pooler in transaction mode, have pgx prepare nothing: default_query_exec_mode=exec in the pool's URL)", doing, err)
 	}
@@ -116,11 +121,11 @@ func Retriable(err error) bool {
 }
 
 // Answered reports whether the server has said by err that it did nothing. An error of class 08, or one
-// that ends the connection, says no such thing: a pooler reports a lost connection by it. Neither does
-// one that is CommittedInPart.
+// that ends the connection, says no such thing: a pooler reports a lost connection by it. Of a COMMIT see
+// also CommittedInPart.
 func Answered(err error) bool {
 	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && pgErr.Code[:min(2, len(pgErr.Code))] != "08" && !CommittedInPart(err)
+	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && pgErr.Code[:min(2, len(pgErr.Code))] != "08"
 }
 
 // CommittedInPart reports whether a COMMIT with this error may have committed on some nodes of a

@@ -145,7 +145,7 @@ func (f *Permits) AcquireIn(ctx context.Context, tx pgx.Tx, limit ratelimit.InFl
 				return ratelimit.Permit{InFlight: limit, Key: key.Key}, err
 			}
 		}
-		if err := f.try(ctx, tx, op); err != nil {
+		if err := f.table.ChangePermitSetIn(ctx, tx, table.PermitSet{op}, f.Clock()); err != nil {
 			s.missed(op)
 			return ratelimit.Permit{}, f.Fault("take a permit", err)
 		}
@@ -155,17 +155,6 @@ func (f *Permits) AcquireIn(ctx context.Context, tx pgx.Tx, limit ratelimit.InFl
 		}
 		s.missed(op)
 	}
-}
-
-// try makes an operation in a transaction, which leaves nothing there if it is in vain.
-func (f *Permits) try(ctx context.Context, tx pgx.Tx, op *table.PermitOp) error {
-	var batch pgx.Batch
-	batch.Queue("SAVEPOINT " + table.Savepoint)
-	f.table.QueuePermit(&batch, op, f.Clock())
-	if err := tx.SendBatch(ctx, &batch).Close(); err != nil || op.Done.OK {
-		return err
-	}
-	return tx.SendBatch(ctx, table.ToSavepoint()).Close()
 }
 
 // lookBeside looks on another connection, if there is one to be had.
