@@ -13,8 +13,8 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/visible"
 )
 
-// An action is a change that a form asks for: what has to be agreed to before, one after the
-// other, and how it is done.
+// An action is a change that a form asks for: the questions to agree to, in order, and the change
+// itself.
 type action struct {
 	asks []string // such as "Empty alice of send_message, and let nothing through for 1m"
 	note string
@@ -25,12 +25,12 @@ func ask(text string, do func(ctx context.Context) error) action {
 	return action{asks: []string{text}, do: do}
 }
 
-// actions make the changes by their names in forms. They check the form's values, so that
-// nobody agrees to a change that cannot be made.
+// actions are the changes by their names in forms. They check the form's values first, so nobody
+// agrees to a change that cannot be made.
 var actions = map[string]func(ctx context.Context, s *site, t target, form url.Values) (action, error){
 	"reset": func(_ context.Context, s *site, t target, _ url.Values) (action, error) {
 		return ask("Fill "+t.String()+" up, and forget its pause and its debt", func(ctx context.Context) error {
-			return s.desk.Store.Reset(ctx, t.limit, t.key)
+			return s.inspector.Store.Reset(ctx, t.limit, t.key)
 		}), nil
 	},
 	"credit": func(_ context.Context, s *site, t target, form url.Values) (action, error) {
@@ -39,7 +39,7 @@ var actions = map[string]func(ctx context.Context, s *site, t target, form url.V
 			err = bad("tokens", n, "must be positive")
 		}
 		return ask(fmt.Sprintf("Give %s to %s", inspect.Amount(n), t), func(ctx context.Context) error {
-			_, err := s.desk.Store.Credit(ctx, t.limit.ForN(t.key, n))
+			_, err := s.inspector.Store.Credit(ctx, t.limit.ForN(t.key, n))
 			return err
 		}), err
 	},
@@ -49,18 +49,18 @@ var actions = map[string]func(ctx context.Context, s *site, t target, form url.V
 			err = bad("for", lasts, "must be positive")
 		}
 		return ask(fmt.Sprintf("Empty %s, and let nothing through for %s", t, inspect.Period(lasts)), func(ctx context.Context) error {
-			_, err := s.desk.Store.Pause(ctx, t.limit, t.key, lasts)
+			_, err := s.inspector.Store.Pause(ctx, t.limit, t.key, lasts)
 			return err
 		}), err
 	},
 	"resume": func(_ context.Context, s *site, t target, _ url.Values) (action, error) {
 		return ask("End the pause of "+t.String(), func(ctx context.Context) error {
-			return s.desk.Store.Resume(ctx, t.limit, t.key)
+			return s.inspector.Store.Resume(ctx, t.limit, t.key)
 		}), nil
 	},
 	"free": func(_ context.Context, s *site, t target, _ url.Values) (action, error) {
 		return ask("Free all permits of "+t.String()+": their holders find them lost, and may be at work still", func(ctx context.Context) error {
-			return s.desk.Store.Permits().Reset(ctx, t.inFlight, t.key)
+			return s.inspector.Store.Permits().Reset(ctx, t.inFlight, t.key)
 		}), nil
 	},
 	"set": func(ctx context.Context, s *site, t target, form url.Values) (action, error) {
@@ -81,14 +81,14 @@ var actions = map[string]func(ctx context.Context, s *site, t target, form url.V
 	},
 }
 
-// edit returns the action of an edit of the catalog, or of the removal of an override. What grants
-// less than the program has published is asked for once more.
+// edit returns the action of an edit of the catalog; a nil by removes the override. If the edit
+// grants less than the program has published, the action asks once more.
 func (s *site) edit(ctx context.Context, t target, form url.Values, by *catalog.Override) (action, error) {
 	key := t.key
 	if t.all {
 		key = catalog.AllKeys
 	}
-	edit, err := s.desk.Catalog.Preview(ctx, t.name, key, by)
+	edit, err := s.inspector.Catalog.Preview(ctx, t.name, key, by)
 	if err == nil && !edit.Changes() {
 		err = bad("override", inspect.Edit(&edit), "is so already")
 	}
@@ -100,38 +100,38 @@ func (s *site) edit(ctx context.Context, t target, form url.Values, by *catalog.
 		text += ", and leave what is left as it is"
 	}
 	a := ask(text, func(ctx context.Context) error {
-		if t.all { // of many keys, whose rows are changed in batches
+		if t.all { // rows of many keys are changed in batches; finish once begun
 			ctx = context.WithoutCancel(ctx)
 		}
-		return s.desk.Catalog.Apply(ctx, &edit)
+		return s.inspector.Catalog.Apply(ctx, &edit)
 	})
-	if edit.Left != nil && !edit.AsIs { // which may be another when it is agreed to
+	if edit.Left != nil && !edit.AsIs { // it may differ by the time it is agreed to
 		a.note = visible.Text(t.key) + ": " + edit.Left.String() + "."
 	}
 	if lower := inspect.Lower(&edit); lower != "" {
 		a.asks = append(a.asks, "Go on although "+lower)
 	}
 	if t.all {
-		reach, err := s.desk.Reach(ctx, &edit)
-		if a.note = "Now " + reach.String() + "."; err != nil { // which keeps nobody from a kill switch
+		reach, err := s.inspector.Reach(ctx, &edit)
+		if a.note = "Now " + reach.String() + "."; err != nil { // still allow the edit: it may be a kill switch
 			a.note = "How many keys it concerns cannot be told: " + err.Error()
 		}
 	}
 	return a, nil
 }
 
-// ofKey are the actions that change a key's rows, and so are not for all keys.
+// ofKey are the actions that change a key's rows, so they are not for all keys.
 var ofKey = map[string]bool{"reset": true, "credit": true, "pause": true, "resume": true, "free": true}
 
 // ofCatalog are the actions for limits of any kind, and for all keys.
 var ofCatalog = map[string]bool{"set": true, "on": true, "off": true, "unset": true}
 
-// A target is the thing to change: a key, or all keys of a limit.
+// A target is what to change: a key, or all keys of a limit.
 type target struct {
 	name, key string
 	all       bool
-	limit     ratelimit.Limit    // as it holds for the key, unless it is
-	inFlight  ratelimit.InFlight // one of how many at once
+	limit     ratelimit.Limit    // by the definition for the key; nil if inFlight is set
+	inFlight  ratelimit.InFlight // a limit of how many at once
 }
 
 func (t target) String() string {
@@ -155,21 +155,21 @@ func (t target) page(prefix, done string) string {
 	return prefix + path + "?" + query.Encode()
 }
 
-// mostForm is how large a form may be: some fields beside a key, with everything escaped.
+// mostForm bounds the size of a form: a few fields beside a key, all escaped.
 const mostForm = 64 << 10
 
-// confirmPage asks whether a change is to be made.
+// confirmPage asks for agreement to a change.
 type confirmPage struct {
 	Ask, Note string
-	Anew      bool       // what was agreed to is not what would be done now
-	Form      url.Values // to be posted again
+	Anew      bool       // the change differs from the one agreed to
+	Form      url.Values // to post again
 	Back      string
 }
 
-// agreed is the field of a form with what was agreed to.
+// agreed is the form's field with the questions agreed to.
 const agreed = "agreed"
 
-// change makes a change, once all that it asks is agreed to.
+// change makes a change once all its questions are agreed to.
 func (s *site) change(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), s.timeout)
 	defer cancel()
@@ -207,23 +207,23 @@ func (s *site) change(w http.ResponseWriter, r *http.Request) {
 	http.Redirect(w, r, t.page(s.prefix, form.Get("action")), http.StatusSeeOther)
 }
 
-// asked returns the change for which a form asks.
+// asked returns the target and action that a form asks for.
 func (s *site) asked(ctx context.Context, form url.Values) (t target, a action, err error) {
 	if err := s.read(ctx); err != nil {
 		return t, a, err
 	}
-	// Browsers change ends of lines in what they post, so the page has keys as visible.Text.
+	// Browsers change line ends in posted fields, so pages write keys as visible.Text does.
 	key, err := visible.Parse(form.Get("key"))
 	if err != nil || key == catalog.AllKeys {
 		return t, a, bad("key", size(len(form.Get("key"))), "is no key")
 	}
 	t = target{name: form.Get("name"), key: key, all: form.Get("all") != ""}
-	if t.inFlight, err = s.desk.InFlight(t.name); err != nil {
-		limit, err := s.desk.Limit(t.name)
+	if t.inFlight, err = s.inspector.InFlight(t.name); err != nil {
+		limit, err := s.inspector.Limit(t.name)
 		if err != nil {
 			return t, a, err
 		}
-		t.limit = s.desk.Catalog.For(limit, t.key).Limit
+		t.limit = s.inspector.Catalog.For(limit, t.key).Limit
 	}
 	named := form.Get("action")
 	find, ok := actions[named]

@@ -30,54 +30,55 @@ import (
 
 // Config configures a [Console]. Pool, Store and Catalog are required.
 type Config struct {
-	// Pool is of the database that holds the limits, and Store is on it, in the schema Schema;
-	// "" is the connections' search_path.
+	// Pool is a pool of the database with the limits. Store uses that database, and the schema
+	// Schema; "" means the connections' search_path.
 	Pool   *pgxpool.Pool
 	Store  *pgstore.Store
 	Schema string
 
-	// Catalog has the definitions. Each page reads its changes. A limit that it does not
-	// know is shown by its name only. A catalog in memory will do; see [catalog.NewInMemory].
+	// Catalog has the definitions; every page reads its changes. A limit that it does not know is
+	// shown by name only. A catalog in memory works; see [catalog.NewInMemory].
 	Catalog *catalog.Catalog
 
-	// Prefix is the path at which the Console is served, such as "/ratelimit"; "" is the root.
+	// Prefix is the path under which the Console is served, such as "/ratelimit"; "" is the root.
 	// Do not strip it from requests.
 	Prefix string
 
-	// Edit allows changes: of keys (credit, reset, pause, resume) and of the catalog. Each has to
-	// be confirmed. Without it every change is answered 403.
+	// Edit allows changes: of keys (credit, reset, pause, resume) and of the catalog. The page asks
+	// before each change. Without Edit every change is answered 403.
 	Edit bool
 
-	// Token is a password that browsers ask for, with any name, see Who; "" asks for none.
+	// Token is a password that browsers ask for, with any user name (see Who). The default "" asks
+	// for none.
 	Token string
 
-	// Hosts are the names under which browsers reach the page, without ports. Others are answered
-	// 421, unless there is a Token: a stranger may give a name of his own this server's address,
-	// and so have browsers that reach it ask for what his page wants to know. "localhost" and IP
-	// addresses are always accepted.
+	// Hosts are the names under which browsers reach the page, without ports. A request for another
+	// name is answered 421. Otherwise a stranger could point a name of his own at this server, and
+	// his page could read this one from a visitor's browser. With a Token any name is accepted.
+	// "localhost" and IP addresses are always accepted.
 	Hosts []string
 
-	// Who returns the name of the person who makes a change, for the catalog's history, by what your
-	// program knows of the request; see [catalog.WithWho]. The default is the name that the browser
-	// gave with the Token, which nobody has checked.
+	// Who returns the name of the person who makes a change, for the catalog's history; see
+	// [catalog.WithWho]. The default is the user name that the browser sent with the Token, which
+	// is not checked.
 	Who func(*http.Request) string
 
-	// Timeout bounds a page's wait for the database; 0 is 5 s.
+	// Timeout bounds how long a page waits for the database. The default is 5 s.
 	Timeout time.Duration
 
-	// Logger logs each change, without the key, and errors; nil is slog.Default().
+	// Logger logs errors, and each change without its key. The default is slog.Default().
 	Logger *slog.Logger
 }
 
-// Console serves the page. All methods are safe for concurrent use.
+// Console serves the pages. It is safe for concurrent use.
 type Console struct {
-	guarded bool              // by a token
+	guarded bool              // there is a token
 	token   [sha256.Size]byte // its hash
-	hosts   map[string]bool   // without a token
+	hosts   map[string]bool   // used without a token
 	handler http.Handler
 }
 
-// New returns a Console. Errors are [ratelimit.ErrInvalid].
+// New returns a Console. Its errors are [ratelimit.ErrInvalid].
 func New(config *Config) (*Console, error) {
 	if config == nil {
 		config = new(Config)
@@ -86,8 +87,8 @@ func New(config *Config) (*Console, error) {
 		return nil, err
 	}
 	s := &site{
-		desk:   &inspect.Inspector{Pool: config.Pool, Schema: config.Schema, Store: config.Store, Catalog: config.Catalog},
-		prefix: config.Prefix, editable: config.Edit,
+		inspector: &inspect.Inspector{Pool: config.Pool, Schema: config.Schema, Store: config.Store, Catalog: config.Catalog},
+		prefix:    config.Prefix, editable: config.Edit,
 		who: config.Who, timeout: cmp.Or(config.Timeout, defaultTimeout),
 		logger: cmp.Or(config.Logger, slog.Default()),
 	}
@@ -105,13 +106,13 @@ func New(config *Config) (*Console, error) {
 	return c, nil
 }
 
-// claimed returns the name that a browser gives with a token.
+// claimed returns the user name that a browser sent.
 func claimed(r *http.Request) string {
 	name, _, _ := r.BasicAuth()
 	return name
 }
 
-// prefix is a path that needs no escaping.
+// prefix matches paths that need no escaping.
 var prefix = regexp.MustCompile(`^(/[\w.~-]+)*$`)
 
 const defaultTimeout = 5 * time.Second
@@ -134,8 +135,8 @@ func (c *Config) check() error {
 	return nil
 }
 
-// routes returns the handler of all pages. A page changes nothing unless it is posted to, and
-// a browser that posts for another site is refused.
+// routes returns the handler of all pages. Only a POST changes something, and a POST from a page of
+// another site is refused.
 func routes(s *site) http.Handler {
 	mux := http.NewServeMux()
 	page := func(path string, show func(context.Context, *http.Request) (*view, error)) {
@@ -158,11 +159,11 @@ func routes(s *site) http.Handler {
 // ServeHTTP answers a request.
 func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
-	// Nothing is loaded but the style sheet, nobody frames the page, and its forms post to it.
+	// The page loads its style sheet only, cannot be framed, and posts forms to itself only.
 	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; img-src data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'")
 	h.Set("X-Frame-Options", "DENY")
 	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("Referrer-Policy", "same-origin") // addresses of pages have keys in them
+	h.Set("Referrer-Policy", "same-origin") // page addresses contain keys
 	h.Set("Cache-Control", "no-store")
 	if !c.named(r) {
 		http.Error(w, "this page is not served under the name "+strconv.Quote(r.Host)+": see console.Config.Hosts", http.StatusMisdirectedRequest)
@@ -176,7 +177,7 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.handler.ServeHTTP(w, r)
 }
 
-// named reports whether a request is for a name of this server's.
+// named reports whether a request names an accepted host.
 func (c *Console) named(r *http.Request) bool {
 	host, _, err := net.SplitHostPort(r.Host)
 	if err != nil {
@@ -185,7 +186,7 @@ func (c *Console) named(r *http.Request) bool {
 	return c.guarded || c.hosts[strings.ToLower(host)] || net.ParseIP(host) != nil
 }
 
-// knows reports whether a request has the token, if one is wanted.
+// knows reports whether a request has the token, or needs none.
 func (c *Console) knows(r *http.Request) bool {
 	if !c.guarded {
 		return true

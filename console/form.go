@@ -16,17 +16,17 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/visible"
 )
 
-// bad returns the error of a value of a form or an address.
+// bad returns an error for an invalid value in a form or address.
 func bad(field string, value any, reason string) error {
 	return &ratelimit.FieldError{Package: "console", Field: field, Value: value, Reason: reason}
 }
 
-// size tells a text that may be a key, of so many bytes, in an error.
+// size is the length of a text in bytes. It stands for a text that may be a key in errors.
 type size int
 
 func (n size) String() string { return "of " + strconv.Itoa(int(n)) + " bytes" }
 
-// readForm reads a request's parameters. Every text in them can be asked for in PostgreSQL.
+// readForm reads a request's parameters. It rejects texts that PostgreSQL cannot store.
 func readForm(r *http.Request) error {
 	if err := r.ParseForm(); err != nil {
 		return bad("form", r.ContentLength, err.Error())
@@ -41,7 +41,7 @@ func readForm(r *http.Request) error {
 	return nil
 }
 
-// number reads a number of a form.
+// number reads a number.
 func number(field, text string) (float64, error) {
 	v, err := strconv.ParseFloat(text, 64)
 	if err != nil || math.IsNaN(v) || math.IsInf(v, 0) {
@@ -50,7 +50,7 @@ func number(field, text string) (float64, error) {
 	return v, nil
 }
 
-// duration reads a duration of a form, as Go writes it.
+// duration reads a duration as Go writes it.
 func duration(field, text string) (time.Duration, error) {
 	d, err := time.ParseDuration(text)
 	if err != nil {
@@ -59,24 +59,24 @@ func duration(field, text string) (time.Duration, error) {
 	return d, nil
 }
 
-// overrideForm is the form of an override: filled in with the one that is there.
+// overrideForm is the form of an override, filled in with the present one.
 type overrideForm struct {
 	Fields []field
-	There  bool // there is one
+	There  bool // there is an override
 	Off    bool
 }
 
-// A field is one of a form. Beside it the form has the text with which it was shown: so an edit
-// names the fields that somebody has changed.
+// A field is a form's field. The form also posts the text that the field showed, so that an edit
+// contains the changed fields only.
 type field struct {
 	Name, Label, Text string
-	As                string   // what holds if it is empty
-	Options           []string // to choose from
+	As                string   // the value if it is empty
+	Options           []string // the choices
 	Size              int
 }
 
-// newForm returns the form of an override of a limit with the fields that it can have; e is nil if
-// there is none.
+// newForm returns the form of an override with the fields that the limit has; e is nil without an
+// override.
 func newForm(d *ratelimit.Definition, l *ratelimit.InFlight, e *catalog.Entry) overrideForm {
 	var o catalog.Override
 	if e != nil {
@@ -102,7 +102,7 @@ func newForm(d *ratelimit.Definition, l *ratelimit.InFlight, e *catalog.Entry) o
 		add("max_reserved", "Max reserved", amount(o.MaxReserved), amount(cmp.Or(d.MaxReserved, ratelimit.None)), 8)
 	}
 	mode, modes := "", []string{"", "enforce", "shadow", "refuse"}
-	if l != nil { // which cannot be tried out
+	if l != nil { // it has no ModeShadow
 		modes = []string{"", "enforce", "refuse"}
 	}
 	if o.Mode != 0 {
@@ -118,7 +118,7 @@ func newForm(d *ratelimit.Definition, l *ratelimit.InFlight, e *catalog.Entry) o
 	return f
 }
 
-// oneLine makes a line of a text, as browsers do with what is in a field.
+// oneLine writes a text on one line, as browsers do in a field.
 var oneLine = strings.NewReplacer("\n", `\n`, "\t", `\t`)
 
 func whole(n int) string {
@@ -148,7 +148,7 @@ func amount(v float64) string {
 	return strconv.FormatFloat(v, 'f', -1, 64)
 }
 
-// readers read the fields of an override from their texts, which are not empty.
+// readers set an override's fields from texts, which are not empty.
 var readers = map[string]struct {
 	field catalog.Fields
 	read  func(o *catalog.Override, name, text string) error
@@ -186,9 +186,9 @@ var readers = map[string]struct {
 	"note":  {catalog.FieldNote, func(o *catalog.Override, _, text string) error { o.Note = text; return nil }},
 }
 
-// editOf returns the edit of a form: its fields that are not what they were shown as. One that
-// was emptied is taken away. It writes an end that is counted from now into the form as an
-// instant, so that it is the same when the form is posted again.
+// editOf returns the edit that a form makes: of the fields whose texts differ from those shown. An
+// emptied field is cleared. An end given as a duration becomes an instant in form, so that posting
+// it again means the same.
 func editOf(form url.Values, now time.Time) (o catalog.Override, err error) {
 	if lasts, err := time.ParseDuration(strings.TrimSpace(form.Get("until"))); err == nil {
 		form.Set("until", now.Add(lasts).UTC().Truncate(time.Millisecond).Format(time.RFC3339Nano))
@@ -215,7 +215,7 @@ func editOf(form url.Values, now time.Time) (o catalog.Override, err error) {
 	return o, nil
 }
 
-// bound reads a capacity or the bound of a debt.
+// bound reads a capacity or a bound of debt.
 func bound(name, text string) (float64, error) {
 	switch text {
 	case "none", "0":

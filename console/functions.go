@@ -13,14 +13,14 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/visible"
 )
 
-// functions are those of the templates.
+// functions are the templates' functions.
 var functions = template.FuncMap{
 	"amount":  inspect.Amount,
 	"instant": inspect.Instant,
 	"span":    inspect.Span,
 	"period":  inspect.Period,
 	"text":    visible.Text,
-	"lines":   func(text string) []string { return strings.Split(text, "\n") }, // of which each fault has one
+	"lines":   func(text string) []string { return strings.Split(text, "\n") }, // one fault a line
 	"by":      func(c catalog.Change) string { return inspect.By(&c) },
 	"percent": func(share float64) string { return strconv.FormatFloat(math.Round(share*100), 'f', 0, 64) + " %" },
 	"json":    func(text []byte) string { return visible.Text(string(text)) },
@@ -32,7 +32,7 @@ var functions = template.FuncMap{
 	"address": address,
 }
 
-// bounded returns how many rows were counted, of which there may be more.
+// bounded writes a number of rows of which only some were counted.
 func bounded(rows int) string {
 	if rows > inspect.MostCounted {
 		return fmt.Sprintf("over %d", inspect.MostCounted)
@@ -40,7 +40,7 @@ func bounded(rows int) string {
 	return strconv.Itoa(rows)
 }
 
-// address returns the address of a page with another value of a parameter; "" is none.
+// address returns the address of this page with another value of a parameter; "" removes it.
 func address(here *url.URL, name, value string) string {
 	query := here.Query()
 	query.Del("done")

@@ -16,27 +16,27 @@ import (
 
 const (
 	perPage    = 50     // keys of a page
-	mostLooked = 10_000 // keys that a page looks through for those that are short
-	changesOf  = 200    // changes of the page of all of them
+	mostLooked = 10_000 // keys that a page searches for short ones
+	changesOf  = 200    // changes on the page of all changes
 )
 
 // limits returns the page of all limits.
 func (s *site) limits(ctx context.Context, _ *http.Request) (*view, error) {
-	all, err := s.desk.Limits(ctx)
+	all, err := s.inspector.Limits(ctx)
 	return &view{template: "limits.html", Title: "Limits", Data: all}, err
 }
 
-// overrides are some of the overrides of a limit.
+// overrides shows some overrides of a limit.
 type overrides struct {
 	Name   string
 	Some   []catalog.Entry
-	More   int            // that are not among them
-	ForAll *catalog.Entry // nil for none
-	Page   string         // of a key
+	More   int            // overrides that are not in Some
+	ForAll *catalog.Entry // the override for all keys, or nil
+	Page   string         // the path of the page of a key
 }
 
 func (s *site) overridesOf(name, page string) overrides {
-	all := s.desk.Catalog.Overrides(name)
+	all := s.inspector.Catalog.Overrides(name)
 	o := overrides{Name: name, Some: all[:min(len(all), perPage)], Page: s.prefix + page}
 	o.More = len(all) - len(o.Some)
 	if len(all) > 0 && all[0].Key == catalog.AllKeys {
@@ -52,16 +52,16 @@ type limitPage struct {
 	Overrides  overrides
 	Form       overrideForm // for all keys
 	Prefix     string
-	Short      bool // only keys that are limited now
+	Short      bool // show only keys that are limited now
 	Keys       []inspect.Key
-	Looked     int    // keys that were looked at
-	Next       string // the last of them, if there may be more; else ""
+	Looked     int    // keys that were read
+	Next       string // the last key if there may be more; else ""
 }
 
-// limit returns the page of a limit, with some of its keys.
+// limit returns the page of a limit with some of its keys.
 func (s *site) limit(ctx context.Context, r *http.Request) (*view, error) {
 	name := r.FormValue("name")
-	limit, err := s.desk.Limit(name)
+	limit, err := s.inspector.Limit(name)
 	if err != nil {
 		return nil, err
 	}
@@ -70,19 +70,19 @@ func (s *site) limit(ctx context.Context, r *http.Request) (*view, error) {
 		Prefix: r.FormValue("prefix"), Short: r.FormValue("short") != "",
 	}
 	p.Form = newForm(&p.Definition, nil, p.Overrides.ForAll)
-	if err := p.find(ctx, s.desk, limit, r.FormValue("after")); err != nil {
+	if err := p.find(ctx, s.inspector, limit, r.FormValue("after")); err != nil {
 		return nil, err
 	}
 	return &view{template: "limit.html", Title: visible.Text(name), Data: &p}, nil
 }
 
-// find finds the page's keys.
-func (p *limitPage) find(ctx context.Context, desk *inspect.Inspector, limit ratelimit.Limit, after string) error {
+// find reads the page's keys.
+func (p *limitPage) find(ctx context.Context, inspector *inspect.Inspector, limit ratelimit.Limit, after string) error {
 	most := perPage
 	if p.Short {
 		most = mostLooked
 	}
-	for key, err := range desk.Keys(ctx, limit, ratelimit.Page{Prefix: p.Prefix, After: after, Most: most}) {
+	for key, err := range inspector.Keys(ctx, limit, ratelimit.Page{Prefix: p.Prefix, After: after, Most: most}) {
 		if err != nil {
 			return err
 		}
@@ -117,7 +117,7 @@ func (s *site) key(ctx context.Context, r *http.Request) (*view, error) {
 		}
 	}
 	var err error
-	if p.Story, err = s.desk.Story(ctx, p.Name, p.Key, p.Count, r.FormValue("reserve") != ""); err != nil {
+	if p.Story, err = s.inspector.Story(ctx, p.Name, p.Key, p.Count, r.FormValue("reserve") != ""); err != nil {
 		return nil, err
 	}
 	p.Form = newForm(&p.Story.Published, nil, p.Story.ForKey)
@@ -131,25 +131,25 @@ type permitsPage struct {
 	Overrides overrides
 	All       overrideForm // for all keys
 	Prefix    string
-	Key       string // one key only, unless it is ""
+	Key       string // for the page of one key
 	One       bool
-	Form      overrideForm // of that key
+	Form      overrideForm // for Key
 	Unlike    []inspect.Unlike
 	Keys      []permitKey
-	Next      string // the last of the keys, if there may be more; else ""
+	Next      string // the last key if there may be more; else ""
 }
 
-// permitKey is a key that has or had permits.
+// permitKey is a key with permits, now or before.
 type permitKey struct {
 	Key   string
-	Limit int // by the definition for the key
+	Limit int // as the definition for this key has it
 	Held  []ratelimit.Permit
-	Line  parked.Line // jobs of River that wait, if the line is among the longest
+	Line  parked.Line // waiting jobs of River, for the longest lines
 }
 
-// permits returns the page of a limit of how many at once, with some of its keys or with one.
+// permits returns the page of a limit of how many at once, for one key or with some of its keys.
 func (s *site) permits(ctx context.Context, r *http.Request) (*view, error) {
-	limit, err := s.desk.InFlight(r.FormValue("name"))
+	limit, err := s.inspector.InFlight(r.FormValue("name"))
 	if err != nil {
 		return nil, err
 	}
@@ -164,16 +164,16 @@ func (s *site) permits(ctx context.Context, r *http.Request) (*view, error) {
 	keys := []string{p.Key}
 	if p.One {
 		p.Form = newForm(nil, &limit, nil)
-		if e, ok := s.desk.Catalog.Override(limit.Name, p.Key); ok {
+		if e, ok := s.inspector.Catalog.Override(limit.Name, p.Key); ok {
 			p.Form = newForm(nil, &limit, &e)
 		}
-		if p.Unlike, err = s.desk.Unlike(ctx, limit.Name, p.Key); err != nil {
+		if p.Unlike, err = s.inspector.Unlike(ctx, limit.Name, p.Key); err != nil {
 			return nil, err
 		}
-	} else if keys, err = s.desk.PermitKeys(ctx, limit.Name, ratelimit.Page{Prefix: p.Prefix, After: r.FormValue("after"), Most: perPage}); err != nil {
+	} else if keys, err = s.inspector.PermitKeys(ctx, limit.Name, ratelimit.Page{Prefix: p.Prefix, After: r.FormValue("after"), Most: perPage}); err != nil {
 		return nil, err
 	}
-	lines, err := parked.Lines(ctx, s.desk.Pool, s.desk.Schema, limit.Name, 10*perPage)
+	lines, err := parked.Lines(ctx, s.inspector.Pool, s.inspector.Schema, limit.Name, 10*perPage)
 	if err != nil {
 		return nil, err
 	}
@@ -182,8 +182,8 @@ func (s *site) permits(ctx context.Context, r *http.Request) (*view, error) {
 		waiting[l.Key] = l
 	}
 	for _, key := range keys {
-		holds := s.desk.Catalog.InFlight(limit, key)
-		held, err := s.desk.Store.Permits().Held(ctx, holds, key)
+		holds := s.inspector.Catalog.InFlight(limit, key)
+		held, err := s.inspector.Store.Permits().Held(ctx, holds, key)
 		if err != nil {
 			return nil, err
 		}
@@ -195,16 +195,16 @@ func (s *site) permits(ctx context.Context, r *http.Request) (*view, error) {
 	return &view{template: "permits.html", Title: visible.Text(limit.Name), Data: &p}, nil
 }
 
-// refusedPage is the content of the page of the keys that are refused most.
+// refusedPage is the content of the page of the most refused keys.
 type refusedPage struct {
 	Limit    string
 	Since    time.Duration
 	Migrated bool
 	Keys     []refusals.Key
-	Rates    map[string]bool // names of the limits with pages for keys
+	Rates    map[string]bool // names of limits whose keys have pages
 }
 
-// refused returns the page of the keys that are refused most, in all processes.
+// refused returns the page of the keys that all processes refused most.
 func (s *site) refused(ctx context.Context, r *http.Request) (_ *view, err error) {
 	p := refusedPage{Limit: r.FormValue("limit"), Since: time.Minute, Rates: map[string]bool{}}
 	if since := r.FormValue("since"); since != "" {
@@ -212,21 +212,21 @@ func (s *site) refused(ctx context.Context, r *http.Request) (_ *view, err error
 			return nil, err
 		}
 	}
-	p.Keys, err = refusals.Top(ctx, s.desk.Pool, s.desk.Schema, refusals.Query{Limit: p.Limit, Since: p.Since, Most: perPage})
+	p.Keys, err = refusals.Top(ctx, s.inspector.Pool, s.inspector.Schema, refusals.Query{Limit: p.Limit, Since: p.Since, Most: perPage})
 	if p.Migrated = !errors.Is(err, refusals.ErrNotMigrated); !p.Migrated {
 		err = nil
 	}
-	for _, d := range s.desk.Catalog.Definitions() {
+	for _, d := range s.inspector.Catalog.Definitions() {
 		p.Rates[d.Name] = true
 	}
 	return &view{template: "refused.html", Title: "Refused most", Data: &p}, err
 }
 
-// changes returns the page of the catalog's changes.
+// changes returns the page of changes to the catalog.
 func (s *site) changes(ctx context.Context, _ *http.Request) (*view, error) {
-	if s.desk.Catalog.InMemory() { // whose history is that of reading a file
+	if s.inspector.Catalog.InMemory() { // its history only says that a file was read
 		return &view{template: "changes.html", Title: "Changes", Data: []catalog.Change(nil)}, nil
 	}
-	all, err := s.desk.Catalog.History(ctx, "", changesOf)
+	all, err := s.inspector.Catalog.History(ctx, "", changesOf)
 	return &view{template: "changes.html", Title: "Changes", Data: all}, err
 }

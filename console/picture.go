@@ -15,28 +15,27 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/inspect"
 )
 
-// picture is how the tokens of a key come back if nothing is taken: the points of a line, and
-// the marks beside it, in the units of a drawing.
+// picture shows how the tokens of a key come back if nothing is taken: a line and its marks, in
+// units of the drawing.
 type picture struct {
-	Line     string  // the points
-	Zero     float64 // where 0 tokens are
-	Debt     bool    // there is something below it
-	Retry    float64 // where the count that was asked for would be granted, if Retries
+	Line     string  // the points of an SVG polyline
+	Zero     float64 // the height of 0 tokens
+	Debt     bool    // the line goes below 0
+	Retry    float64 // when the call would be granted, if Retries
 	Retries  bool
-	Top, Low string // of the axis
+	Top, Low string // labels of the axis
 	To       time.Duration
-	Text     string // for those who do not see it
+	Text     string // the text alternative
 }
 
-// The drawing, without its margins.
+// The size of the drawing without margins.
 const (
 	width  = 560.0
 	height = 120.0
 	points = 96
 )
 
-// draw draws a key that is not full; nil for one that is, and where the views of the catalog
-// are not there to tell.
+// draw returns a picture, or nil if the key is full or the catalog's views are missing.
 func (s *site) draw(ctx context.Context, story *inspect.Story) (*picture, error) {
 	if len(story.Rows) == 0 || story.Now.ResetAfter <= 0 {
 		return nil, nil
@@ -65,7 +64,7 @@ func (s *site) draw(ctx context.Context, story *inspect.Story) (*picture, error)
 	x := func(i float64) float64 { return round(width * i / float64(len(values)-1)) }
 	var line strings.Builder
 	for i, v := range values {
-		if i > 0 && story.Holds.Kind != ratelimit.KindTokenBucket { // all at once
+		if i > 0 && story.Holds.Kind != ratelimit.KindTokenBucket { // tokens come in steps
 			fmt.Fprintf(&line, "%g,%g ", x(float64(i)), y(values[i-1]))
 		}
 		fmt.Fprintf(&line, "%g,%g ", x(float64(i)), y(v))
@@ -79,10 +78,11 @@ func (s *site) draw(ctx context.Context, story *inspect.Story) (*picture, error)
 
 func round(v float64) float64 { return math.Round(v*10) / 10 }
 
-// ahead returns the tokens that a key will have at equal distances of time, by the catalog's views.
+// ahead returns the tokens that a key will have at evenly spaced instants, from the catalog's
+// views.
 func (s *site) ahead(ctx context.Context, story *inspect.Story, from, to time.Time) ([]float64, error) {
-	rows, err := s.desk.Pool.Query(ctx, `SELECT a.value FROM generate_series(0, $3::int4) AS i,
-	LATERAL (SELECT l.value FROM `+s.desk.View("rate_limits_at")+`($4::timestamptz + ($5::timestamptz - $4::timestamptz) * i / $3::int4) AS l
+	rows, err := s.inspector.Pool.Query(ctx, `SELECT a.value FROM generate_series(0, $3::int4) AS i,
+	LATERAL (SELECT l.value FROM `+s.inspector.View("rate_limits_at")+`($4::timestamptz + ($5::timestamptz - $4::timestamptz) * i / $3::int4) AS l
 		WHERE l.name = $1::text AND l.key = $2::text) AS a
 ORDER BY i`, story.Published.Name, story.Now.Request.Key, points, from, to)
 	var values []float64

@@ -23,24 +23,24 @@ var files embed.FS
 
 var templates = template.Must(template.New("").Funcs(functions).ParseFS(files, "templates/*.html"))
 
-// site is the pages and their database.
+// site serves the pages of one database.
 type site struct {
-	desk     *inspect.Inspector
-	prefix   string
-	editable bool
-	who      func(*http.Request) string
-	timeout  time.Duration
-	logger   *slog.Logger
+	inspector *inspect.Inspector
+	prefix    string
+	editable  bool
+	who       func(*http.Request) string
+	timeout   time.Duration
+	logger    *slog.Logger
 }
 
-// view is a page: a template, and its data.
+// view is a page: a template and its data.
 type view struct {
 	template string
 	Title    string
 	Data     any
-	Status   int // 0 is 200
+	Status   int // 0 means 200
 
-	// For the frame of all pages.
+	// For the frame around all pages.
 	Prefix  string
 	Here    *url.URL
 	Refresh bool
@@ -49,10 +49,10 @@ type view struct {
 	At      time.Time
 }
 
-// refreshed is how often a page that is to refresh itself does, in seconds.
+// refreshed is the time between refreshes of a page, in seconds.
 const refreshed = "5"
 
-// show answers with a page, or with the page of the error.
+// show answers with the page that make returns, or with an error page.
 func (s *site) show(w http.ResponseWriter, r *http.Request, make func(context.Context, *http.Request) (*view, error)) {
 	ctx, cancel := context.WithTimeout(r.Context(), s.timeout)
 	defer cancel()
@@ -75,9 +75,9 @@ func (s *site) show(w http.ResponseWriter, r *http.Request, make func(context.Co
 	s.write(w, r, v)
 }
 
-// read reads the catalog's changes. Without the table there are no definitions to read.
+// read reads changes of the catalog. If the table is missing there are none.
 func (s *site) read(ctx context.Context) error {
-	if err := s.desk.Catalog.Refresh(ctx); !errors.Is(err, catalog.ErrNotMigrated) {
+	if err := s.inspector.Catalog.Refresh(ctx); !errors.Is(err, catalog.ErrNotMigrated) {
 		return err
 	}
 	return nil
@@ -95,10 +95,10 @@ func (s *site) write(w http.ResponseWriter, r *http.Request, v *view) {
 	if v.Status != 0 {
 		w.WriteHeader(v.Status)
 	}
-	_, _ = page.WriteTo(w) // nobody is there any more to be told
+	_, _ = page.WriteTo(w) // the client may have gone
 }
 
-// errForbidden is a change where none is allowed.
+// errForbidden reports a change in a console without Config.Edit.
 var errForbidden = errors.New("changes are not allowed here: the program that serves this page has not set Edit")
 
 // fail answers with the page of an error.

@@ -185,7 +185,7 @@ type Config struct {
 // Limiter limits calls. It is safe for concurrent use.
 type Limiter struct {
 	config  Config
-	gate    edge.Limiter[*Call, Outcome]
+	limiter edge.Limiter[*Call, Outcome]
 	permits edge.Limiter[*Call, Outcome] // the same without Policies
 }
 
@@ -219,12 +219,12 @@ func New(store Store, config *Config) (*Limiter, error) {
 	c.FailureRetryAfter = edge.OrDefault(c.FailureRetryAfter, defaultFailureFor)
 	c.FullRetryAfter = edge.OrDefault(c.FullRetryAfter, defaultFullFor)
 	c.Logger = edge.OrDefault(c.Logger, slog.Default())
-	l.gate = edge.Limiter[*Call, Outcome]{
+	l.limiter = edge.Limiter[*Call, Outcome]{
 		Package: "grpclimit", Store: store, Policies: policies(c.Policies), InFlight: inFlight(c.InFlight), Permits: config.Permits,
 		Catalog: c.Catalog, Timeout: c.Timeout, FailOpen: c.FailOpen, Shadow: c.Shadow,
 		Observe: c.Observe, Logger: c.Logger, Fault: isFault,
 	}
-	l.permits = l.gate
+	l.permits = l.limiter
 	l.permits.Policies = nil
 	return l, nil
 }
@@ -320,15 +320,15 @@ func (s *serverStream) Context() context.Context { return s.ctx }
 
 // serve calls do for a call that is let through.
 func (l *Limiter) serve(c *Call, do func(context.Context) error) (err error) {
-	gate := &l.gate
+	limiter := &l.limiter
 	if l.config.InTx != nil && l.config.InTx(c) {
-		requests, err := l.gate.Requests(c)
+		requests, err := l.limiter.Requests(c)
 		if err != nil {
-			return l.answer(c.Context, l.gate.Fail(c.Context, c, err))
+			return l.answer(c.Context, l.limiter.Fail(c.Context, c, err))
 		}
-		gate, do = &l.permits, l.inTx(c, requests, do)
+		limiter, do = &l.permits, l.inTx(c, requests, do)
 	}
-	pass, e := gate.Ask(c.Context, c)
+	pass, e := limiter.Ask(c.Context, c)
 	if !e.Passed {
 		return l.answer(c.Context, e)
 	}
@@ -370,12 +370,12 @@ func (l *Limiter) inTx(c *Call, requests []ratelimit.Request, do func(context.Co
 		}
 		err := do(context.WithValue(ctx, handedKey{}, h))
 		if err == nil && len(requests) > 0 && h.asked.Load() {
-			l.gate.Granted(c.Context, c, ratelimit.Result{}, requests)
+			l.limiter.Granted(c.Context, c, ratelimit.Result{}, requests)
 		}
 		if _, ok := status.FromError(err); ok { // the handler's own status, or no error
 			return err
 		}
-		if e, ok := l.gate.Answers(c.Context, c, err); ok {
+		if e, ok := l.limiter.Answers(c.Context, c, err); ok {
 			return l.answer(c.Context, e)
 		}
 		return err

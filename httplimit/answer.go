@@ -50,7 +50,7 @@ func (m *Middleware) Answer(w http.ResponseWriter, r *http.Request, err error) b
 	if err == nil {
 		return false
 	}
-	e, ok := m.gate.Answers(r.Context(), r, err)
+	e, ok := m.limiter.Answers(r.Context(), r, err)
 	if ok {
 		m.answer(w, r, e)
 	}

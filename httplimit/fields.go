@@ -55,7 +55,7 @@ const (
 // [Middleware.Answer] answers.
 func (m *Middleware) Granted(w http.ResponseWriter, r *http.Request, result ratelimit.Result) {
 	if result.OK {
-		m.setFields(w.Header(), m.gate.Granted(r.Context(), r, result, nil))
+		m.setFields(w.Header(), m.limiter.Granted(r.Context(), r, result, nil))
 	}
 }
 

@@ -133,8 +133,8 @@ type Config struct {
 
 // Middleware limits requests. It is safe for concurrent use.
 type Middleware struct {
-	config Config
-	gate   edge.Limiter[*http.Request, Outcome]
+	config  Config
+	limiter edge.Limiter[*http.Request, Outcome]
 }
 
 // New makes a Middleware. An error is [ratelimit.ErrInvalid], and tells all that is wrong:
@@ -156,7 +156,7 @@ func New(store Store, config *Config) (*Middleware, error) {
 		return nil, err
 	}
 	m.config.setDefaults()
-	m.gate = edge.Limiter[*http.Request, Outcome]{
+	m.limiter = edge.Limiter[*http.Request, Outcome]{
 		Package: "httplimit", Store: store, Policies: policies(config.Policies), Catalog: config.Catalog,
 		InFlight: inFlight(config.InFlight), Permits: config.Permits,
 		Timeout: m.config.Timeout, FailOpen: config.FailOpen, Shadow: config.Shadow,
@@ -237,7 +237,7 @@ func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }
 // take for a middleware. A request that is let through reaches next with a context for [Used].
 func (m *Middleware) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		pass, e := m.gate.Ask(r.Context(), r)
+		pass, e := m.limiter.Ask(r.Context(), r)
 		if !e.Passed {
 			m.answer(w, r, e)
 			return
@@ -296,5 +296,5 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 // reads the database does not ask for a second connection. Such a handler is not
 // behind [Middleware.Handler], so Shadow, FailOpen, Timeout and Counts are not for it.
 func (m *Middleware) Requests(r *http.Request) ([]ratelimit.Request, error) {
-	return m.gate.Requests(r)
+	return m.limiter.Requests(r)
 }

@@ -105,7 +105,7 @@ func (m *Middleware) StatusHandler(store StatusStore) http.Handler {
 			result, err = store.Check(ctx, requests...)
 		}
 		if err != nil {
-			m.answer(w, r, m.gate.EventOf(err))
+			m.answer(w, r, m.limiter.EventOf(err))
 			return
 		}
 		body, _ := json.Marshal(map[string]any{"limits": LimitsOf(result)}) // of strings and finite numbers, which cannot fail

@@ -166,7 +166,7 @@ func TestFilesPointOneWay(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out with -short")
 	}
-	for _, dir := range []string{"catalog", "console", "fallback", "pgstore", "memstore", "internal/decide", "pgstore/internal/table"} {
+	for _, dir := range []string{"catalog", "console", "fallback", "pgstore", "memstore", "internal/decide", "internal/edge", "pgstore/internal/table"} {
 		t.Run(dir, func(t *testing.T) { filesPointOneWay(t, dir) })
 	}
 }

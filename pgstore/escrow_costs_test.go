@@ -9,7 +9,7 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// What Config.Escrow costs, by the table in docs/memory.md. Other lines of it are measured by
+// What Config.Escrow costs, by the table in docs/scaling.md. Other lines of it are measured by
 // TestEscrowBesideEdits, TestRefusalsAreRemembered, TestEscrowInTransactions and
 // TestEscrowTellsWhatIsThere.
 

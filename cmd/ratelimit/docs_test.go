@@ -34,7 +34,7 @@ func TestDocs(t *testing.T) {
 	if !strings.Contains(w.db.URL, "?") {
 		url = w.db.URL + "?search_path=" + w.db.Schema
 	}
-	for _, name := range []string{"command.md", "trying.md"} {
+	for _, name := range []string{"command.md", "testing.md"} {
 		w.page(dir, url, filepath.Join(docs, name))
 	}
 	pictures, err := filepath.Glob(filepath.Join(dir, "*.svg"))

@@ -103,7 +103,7 @@ const (
 // speed returns the table, of the figures of a run.
 func speed(run map[figure]float64) (string, error) {
 	var b strings.Builder
-	b.WriteString("| how many a second | compared with | this library | [from memory](docs/memory.md) | another way |\n|---|---|---|---|---|\n")
+	b.WriteString("| how many a second | compared with | this library | [from memory](docs/scaling.md#from-memory) | another way |\n|---|---|---|---|---|\n")
 	for _, r := range ratios {
 		base := run[figure{r.name, r.goroutines, r.base}]
 		cells := []string{r.what, r.to}

@@ -426,7 +426,7 @@ func (t *tally) count(c *heard) {
 		t.retries += e.Retries
 		t.retried.low += got
 		t.retried.high += got
-		if lab.AskedToRetry(c.err) { // it gave up, perhaps before it began again
+		if lab.AskedToRetry(c.err) || errors.Is(c.err, pgstore.ErrOutcomeUnknown) { // it gave up, perhaps before it began again
 			t.retried.low--
 		}
 	}

@@ -1,6 +1,5 @@
-// Package batch serves calls in batches, as databases do commits: while one
-// batch is being served, the calls that arrive gather, and the next batch has
-// them all. Nothing waits for company.
+// Package batch serves calls in batches, like a database's group commit: while one batch is being
+// served, calls gather for the next. No call waits for others to come.
 package batch
 
 import (
@@ -12,8 +11,8 @@ import (
 	"time"
 )
 
-// ErrUnfinished is returned by [Queue.Do] when serve ended, by returning or by a panic, and had
-// neither finished nor moved the call's ticket. It means a bug of serve.
+// [Queue.Do] returns ErrUnfinished if serve ended or panicked without finishing or moving the
+// call's ticket. It means a bug of serve.
 var ErrUnfinished = errors.New("batch: serve ended without finishing the call")
 
 // Queue serves calls in batches, one batch at a time, in order of arrival. It
@@ -25,32 +24,31 @@ type Queue[T any] struct {
 	spawn    func(func())
 
 	mu      sync.Mutex
-	busy    bool // somebody serves, and will look at waiting afterwards
+	busy    bool // a batch is being served; its server will look at waiting afterwards
 	serving []*Ticket[T]
-	one     [1]*Ticket[T] // the ticket being served, when it is served alone
+	one     [1]*Ticket[T] // the batch of a ticket that is served alone
 	waiting []*Ticket[T]
-	timer   *time.Timer   // for all tickets: one for each costs more than the rest of its wait
-	alarm   time.Duration // since epoch, when the timer rings; 0 if it is not set
+	timer   *time.Timer   // one for all tickets: a timer for each would cost more than the rest of its wait
+	alarm   time.Duration // when the timer fires, since epoch; 0 if it is not set
 }
 
-// epoch is the zero of instants: reading the monotonic clock alone takes half the time.
+// Instants are counted from epoch: reading only the monotonic clock takes half the time.
 var epoch = time.Now()
 
-// New returns a queue that serves at most most tickets at a time, one or more, with serve. A
-// caller with a context without a deadline gives up after patience, if that is positive. The
-// queue starts goroutines with spawn, or with go if spawn is nil.
+// New returns a queue that serves at most most tickets at a time, at least one, with serve. A
+// caller whose context has no deadline gives up after patience, if that is positive. The queue
+// starts goroutines with spawn, or with go if spawn is nil.
 //
-// Before serve ends it must have finished each ticket or moved it to another
-// queue with [Queue.Join], but for those that are [Ticket.Gone]. The callers of
-// the others get [ErrUnfinished]. The slice is serve's to change.
+// Before serve ends it must finish each ticket, or move it to another queue with [Queue.Join];
+// tickets that are [Ticket.Gone] may be left. Other callers get [ErrUnfinished]. serve may change
+// the slice.
 //
-// A call that meets no other is served with its own context, on its caller's goroutine; if
-// serve panics there, so does [Queue.Do]. For all others serve gets a context with the values
-// of the first ticket's, which is canceled as soon as no caller waits for this batch any more,
-// because each ticket has been finished, moved, or given up by its caller. So the last ticket
-// must not be resolved before serve is done with that context, clean-up included. If serve
-// panics or ends the goroutine, the queue goes on with the waiting tickets; a panic ends the
-// program all the same, unless spawn recovers it.
+// A lone call is served with its own context, on its caller's goroutine; if serve panics there, so
+// does [Queue.Do]. For a batch, serve gets a context with the values of the first ticket's. It is
+// canceled once every ticket has been finished, moved, or given up by its caller. So serve must
+// resolve the last ticket only when it is done with that context, clean-up included. If serve
+// panics or ends its goroutine, the queue goes on with the waiting tickets; the panic still ends
+// the program, unless spawn recovers it.
 func New[T any](most int, patience time.Duration, serve func(ctx context.Context, tickets []*Ticket[T]), spawn func(func())) *Queue[T] {
 	if most < 1 {
 		panic("batch: a batch must have room for a ticket")
@@ -61,11 +59,11 @@ func New[T any](most int, patience time.Duration, serve func(ctx context.Context
 	return &Queue[T]{most: most, patience: patience, serve: serve, spawn: spawn}
 }
 
-// Do returns the ticket of a call once it is finished, and then its Value is the caller's.
+// Do returns the ticket of a call when it is finished; its Value is then the caller's.
 //
-// If ctx ends before that, Do returns its error and no ticket, and context.DeadlineExceeded
-// after patience. A call that was still waiting is not served any more. Otherwise serve may
-// still be at work on it, so the caller must not touch anything that value points to.
+// If ctx ends first, Do returns its error and no ticket; after patience it returns
+// context.DeadlineExceeded. A call that still waits is then not served. Otherwise serve may still
+// be at work on it, so the caller must not touch what value points to.
 func (q *Queue[T]) Do(ctx context.Context, value T) (*Ticket[T], error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -81,10 +79,9 @@ func (q *Queue[T]) Do(ctx context.Context, value T) (*Ticket[T], error) {
 	return t.result()
 }
 
-// Join moves tickets that serve of another queue got, and has not finished, to
-// the end of q, and does not wait for them. Their callers go on waiting where
-// they are. Tickets that are moved together are served together, if a batch has
-// room for them. q serves them on a goroutine of its own.
+// Join moves tickets from another queue's serve to the end of q, without waiting for them. Their
+// callers go on waiting. Tickets that are moved together are served together, if a batch has room
+// for them. q serves them on its own goroutine.
 func (q *Queue[T]) Join(tickets ...*Ticket[T]) {
 	for _, t := range tickets {
 		t.move()
@@ -102,15 +99,15 @@ func (q *Queue[T]) Join(tickets ...*Ticket[T]) {
 	}
 }
 
-// Idle reports whether nothing is being served and nobody waits.
+// Idle reports whether the queue serves nothing and nothing waits.
 func (q *Queue[T]) Idle() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return !q.busy
 }
 
-// occupy reports whether the queue was idle, and now is the caller's, which must call next. If
-// it was not, t is among those waiting.
+// occupy reports whether the queue was idle. Then it is the caller's, who must call next; otherwise
+// t waits.
 func (q *Queue[T]) occupy(t *Ticket[T]) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -125,7 +122,7 @@ func (q *Queue[T]) occupy(t *Ticket[T]) bool {
 	return true
 }
 
-// watch sets the timer to a ticket's deadline, unless it rings before. It needs mu.
+// watch sets the timer to a ticket's deadline, unless it fires earlier. The caller holds mu.
 func (q *Queue[T]) watch(t *Ticket[T]) {
 	if t.deadline == 0 || q.alarm != 0 && q.alarm <= t.deadline {
 		return
@@ -138,14 +135,14 @@ func (q *Queue[T]) watch(t *Ticket[T]) {
 	}
 }
 
-// expire gives up the tickets whose deadline is over, and sets the timer to the first of the
-// others. It rings once per patience, however many calls there are.
+// expire gives up tickets after their deadlines, and sets the timer to the next deadline. It fires
+// once per patience, however many calls there are.
 func (q *Queue[T]) expire() {
 	now := time.Since(epoch)
 	var over []*Ticket[T]
 	q.mu.Lock()
 	q.alarm = 0
-	for _, tickets := range [][]*Ticket[T]{q.waiting, q.serving} { // the end of serving begins the next batch
+	for _, tickets := range [][]*Ticket[T]{q.waiting, q.serving} { // the end of serving begins the next batch, so look at waiting first
 		for _, t := range tickets {
 			if t.deadline == 0 || now < t.deadline {
 				q.watch(t)
@@ -160,16 +157,16 @@ func (q *Queue[T]) expire() {
 	}
 }
 
-// next hands the queue on to the waiting tickets, or frees it.
+// next gives the queue to the waiting tickets, or frees it.
 func (q *Queue[T]) next() {
 	q.mu.Lock()
 	q.serving, q.one[0] = nil, nil
 	q.busy = len(q.waiting) > 0
 	gathered := q.busy
 	if !gathered {
-		q.waiting = nil // may be large
+		q.waiting = nil // it may be large
 		if q.alarm != 0 {
-			q.timer.Stop() // nobody is left to wake; and it would keep a queue that is not used any more
+			q.timer.Stop() // a set timer would keep a queue that nobody uses any more
 			q.alarm = 0
 		}
 	}
@@ -192,7 +189,7 @@ func (q *Queue[T]) serveInline(t *Ticket[T]) {
 	}
 }
 
-// drain serves the waiting tickets until there are none.
+// drain serves waiting tickets until none is left.
 func (q *Queue[T]) drain() {
 	defer q.next() // also when serve panics or ends the goroutine
 	answered, took := 1, time.Duration(0)
@@ -208,10 +205,10 @@ func (q *Queue[T]) drain() {
 	}
 }
 
-// letReturn lets callers that just got their answers call again, if they are ready to: one that
-// comes too late for the next batch waits for all of it. They have a turn of the scheduler each,
-// since after the first it may go on here at once, on another thread than theirs. A turn takes less
-// than a microsecond if nothing else is to run; if much is, the moment ends the wait.
+// letReturn lets callers that just got their answers call again: a call too late for the next batch
+// waits for all of it. Each gets a turn of the scheduler, because after one turn this goroutine may
+// go on at once, on another thread. An idle turn takes less than a microsecond; on a busy machine,
+// moment bounds the wait.
 func (q *Queue[T]) letReturn(answered int, moment time.Duration) {
 	begun := time.Now()
 	for range answered {
@@ -229,13 +226,13 @@ func (q *Queue[T]) waits(n int) bool {
 	return len(q.waiting) >= n
 }
 
-// gather returns the next batch, without the tickets given up. It is empty only if no caller
+// gather returns the next batch without tickets that were given up. It is empty only if no caller
 // waits.
 func (q *Queue[T]) gather() (ctx context.Context, p *pending, tickets []*Ticket[T]) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	p = new(pending)
-	p.left.Store(1) // of gather itself, since tickets can be given up while it counts
+	p.left.Store(1) // gather counts as one, since tickets can be given up meanwhile
 	n := 0
 	for ; n < len(q.waiting) && len(tickets) < q.most; n++ {
 		if t := q.waiting[n]; t.begin(p) {
@@ -252,12 +249,12 @@ func (q *Queue[T]) gather() (ctx context.Context, p *pending, tickets []*Ticket[
 	return ctx, p, tickets
 }
 
-// serveBatch serves tickets, and fails those that serve leaves behind.
+// serveBatch serves tickets, and fails those that serve leaves.
 func (q *Queue[T]) serveBatch(ctx context.Context, p *pending, tickets []*Ticket[T]) {
 	defer func() {
 		for _, t := range tickets {
 			t.fail(p)
 		}
 	}()
-	q.serve(ctx, slices.Clone(tickets)) // serve may delete from its own
+	q.serve(ctx, slices.Clone(tickets)) // serve may change its slice
 }

@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// Ticket is one call that waits to be served.
+// Ticket is a call that waits to be served.
 type Ticket[T any] struct {
-	Value   T    // serve's, and once the ticket is finished the caller's
-	Refused bool // serve's, also once the ticket is finished
+	Value   T    // belongs to serve; once the ticket is finished, to the caller
+	Refused bool // belongs to serve, also once the ticket is finished
 
 	ctx      context.Context
-	deadline time.Duration // since epoch, of a caller without one in its context; 0 if it waits without bound
+	deadline time.Duration // since epoch, if its context has none; 0 for no bound
 
 	mu       sync.Mutex
 	state    state
-	resolved chan struct{} // closed when the state is no longer waiting; nil until somebody waits for that
-	pending  *pending      // of the batch that has the ticket; nil while none has, or once the ticket has left it
+	resolved chan struct{} // closed when state changes; nil until a caller waits
+	pending  *pending      // of the batch that has the ticket; nil before and after that
 }
 
 type state uint8
@@ -27,16 +27,16 @@ const (
 	waiting state = iota
 	finished
 	failed  // serve ended without finishing it
-	expired // its deadline was over first, or its context
+	expired // its deadline or its context ended first
 )
 
-// NewTicket returns a ticket that is in no queue, for tests of functions that serve.
+// NewTicket returns a ticket outside of any queue, for tests of serve functions.
 func NewTicket[T any](ctx context.Context, value T) *Ticket[T] {
 	return &Ticket[T]{Value: value, ctx: ctx}
 }
 
-// Finish wakes the ticket's caller, which owns its Value from then on, and reports true. If the
-// caller has given up, or the ticket has been finished before, it does nothing, and reports false.
+// Finish wakes the ticket's caller, to whom its Value then belongs, and reports true. If the caller
+// has given up, or the ticket is finished already, it does nothing and reports false.
 func (t *Ticket[T]) Finish() bool { return t.resolve(finished) }
 
 // Finished reports whether the ticket has been finished.
@@ -46,15 +46,15 @@ func (t *Ticket[T]) Finished() bool {
 	return t.state == finished
 }
 
-// Gone reports whether the ticket's caller has given up, since its context or its
-// patience is over. Such a ticket need not be finished.
+// Gone reports whether the ticket's caller has given up, because its context or its patience ended.
+// Such a ticket need not be finished.
 func (t *Ticket[T]) Gone() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.state == expired || t.ctx.Err() != nil
 }
 
-// wait waits until the ticket is resolved, or its context is over.
+// wait waits until the ticket is resolved or its context ends.
 func (t *Ticket[T]) wait() {
 	if resolved := t.resolution(); resolved != nil {
 		select {
@@ -64,8 +64,8 @@ func (t *Ticket[T]) wait() {
 	}
 }
 
-// resolution returns a channel that is closed when the ticket is resolved, nil if
-// it is already. A call that is served alone is, and needs no channel.
+// resolution returns a channel that closes when the ticket is resolved. It is nil if the ticket is
+// resolved already, as after a call that was served alone.
 func (t *Ticket[T]) resolution() <-chan struct{} {
 	t.mu.Lock()
 	if t.state == waiting {
@@ -76,8 +76,8 @@ func (t *Ticket[T]) resolution() <-chan struct{} {
 	return resolved
 }
 
-// result returns the result of Do once the wait is over. A finished ticket is returned even if
-// the context has ended by now.
+// result returns the results of Do after the wait. A finished ticket counts even if its context has
+// ended by now.
 func (t *Ticket[T]) result() (*Ticket[T], error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -95,7 +95,7 @@ func (t *Ticket[T]) result() (*Ticket[T], error) {
 	return nil, ErrUnfinished
 }
 
-// begin reports whether the ticket is to be served, and then counts it in p.
+// begin reports whether to serve the ticket, and then counts it in p.
 func (t *Ticket[T]) begin(p *pending) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -109,14 +109,14 @@ func (t *Ticket[T]) begin(p *pending) bool {
 	return true
 }
 
-// move takes the ticket out of the batch that has it.
+// move removes the ticket from its batch.
 func (t *Ticket[T]) move() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.leave()
 }
 
-// fail settles the ticket if it is still in the batch of p.
+// fail ends the wait of a ticket that serve left in the batch of p.
 func (t *Ticket[T]) fail(p *pending) {
 	t.mu.Lock()
 	left := t.pending != p
@@ -126,8 +126,8 @@ func (t *Ticket[T]) fail(p *pending) {
 	}
 }
 
-// resolve ends the wait, if nothing has ended it yet, and reports whether it did. The caller is
-// woken outside of the lock, for which it would have to wait.
+// resolve ends the wait unless it has ended, and reports whether it did. It wakes the caller after
+// unlocking, since the caller needs the lock.
 func (t *Ticket[T]) resolve(s state) bool {
 	t.mu.Lock()
 	if t.state != waiting {
@@ -144,7 +144,7 @@ func (t *Ticket[T]) resolve(s state) bool {
 	return true
 }
 
-// leave takes the ticket out of its batch's count, once. It needs mu.
+// leave removes the ticket from its batch's count, once. The caller holds mu.
 func (t *Ticket[T]) leave() {
 	p := t.pending
 	t.pending = nil
@@ -153,15 +153,14 @@ func (t *Ticket[T]) leave() {
 	}
 }
 
-// pending counts the tickets for which somebody still waits for a batch, and
-// cancels the batch's context when there are none.
+// pending counts a batch's tickets that have a waiting caller. At 0 it cancels the batch's context.
 type pending struct {
 	left   atomic.Int64
-	cancel context.CancelFunc // set before left can become 0
+	cancel context.CancelFunc // set before left can reach 0
 }
 
-// inline stands for the batch of a call that is served on its caller's goroutine.
-// Its context is the caller's, so there is nothing to count.
+// inline is the pending of a call served on its caller's goroutine. The context is the caller's, so
+// it counts nothing.
 var inline = new(pending)
 
 func (p *pending) done() {

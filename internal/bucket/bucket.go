@@ -19,11 +19,11 @@ const (
 	SlidingWindow                 // slot by slot, as taken tokens leave the window
 )
 
-// byCalendar is set in the place among kinds of a fixed window by the calendar.
+// byCalendar is added to FixedWindow for the place of calendar windows in kinds.
 const byCalendar = 4
 
-// kinds holds the implementations, so that one is found by a look-up that the compiler inlines.
-// A value without a kind, which no limit's definition has, is a token bucket.
+// kinds holds the implementations in an array: the compiler inlines its look-up. A definition
+// without a kind is treated as a token bucket; no limit's definition lacks one.
 var kinds = func() (all [256]kind) {
 	for i := range all {
 		all[i] = &tokenBucket{}
@@ -33,7 +33,7 @@ var kinds = func() (all [256]kind) {
 	return all
 }()
 
-// ParseKind returns the kind that has a text as its String.
+// ParseKind returns the kind whose String is text.
 func ParseKind(text string) (k Kind, ok bool) {
 	for k := TokenBucket; k <= SlidingWindow; k++ {
 		if text == k.String() {
@@ -61,30 +61,29 @@ type Definition struct {
 	Capacity    float64       // 0 is an empty bucket; Rate for a sliding window
 	MaxReserved float64       // 0 is no debt, +Inf unlimited
 	Shards      int           // at least 1
-	Start       time.Time     // of a window: an edge; zero for a phase by key
+	Start       time.Time     // of a window: one of its edges; zero if the phase comes from the key
 	Slots       int           // sliding window: into how many its period is cut; otherwise 0
 
-	Every  Unit          // of a fixed window by the calendar; otherwise 0. Period is the longest then
+	Every  Unit          // of a fixed window by the calendar, otherwise 0; Period is then the longest window
 	Zone   string        // the name of its time zone
 	Anchor Date          // the day of one of its edges
-	Time   time.Duration // of the day, at which edges are: from midnight, by clocks; whole minutes
+	Time   time.Duration // of day, of the edges: since midnight by local clocks; whole minutes
 }
 
-// kind is the behavior in which the kinds of limits differ. Its values have no size. A
-// definition whose address is passed to it escapes to the heap, since the compiler cannot see
-// through an interface's method, so callers avoid copying one for a call. Instants that are
-// int64 are microseconds since 1970. A settled state is as it is at the instant of the call.
+// kind is the behavior in which the kinds of limits differ. Its values have no size. Passing a
+// definition's address to a method moves that definition to the heap, so callers avoid copying one
+// for a call. Instants of type int64 are microseconds since 1970. A settled state has been refilled
+// up to the instant of the call.
 type kind interface {
 	String() string
 	statements() string
 
-	// last is the last tick up to now of a row that has one at ts, and next the one
-	// after ts.
+	// last returns the last tick up to now of a row with a tick at ts. next returns the tick after
+	// ts.
 	last(d *Definition, ts, now int64) int64
 	next(d *Definition, ts int64) int64
 
-	// reach is when a row that is refilled from ts on has been refilled with tokens,
-	// which are more than 0.
+	// reach returns when a row refilled from ts on has been refilled with tokens, a number above 0.
 	reach(d *Definition, ts int64, tokens float64) int64
 
 	fresh(d *Definition, key string, now time.Time) State
@@ -94,33 +93,33 @@ type kind interface {
 	take(d *Definition, s State, now time.Time, n, floor float64) (after State, ok bool)
 	spend(d *Definition, settled State, n float64) State
 
-	// ready is when n tokens can be taken from a settled state so that floor is left, and
-	// due when the work may run for which n were taken that left it, as far as its
-	// tokens say; the zero time if that is at once.
+	// ready returns when n tokens can be taken from a settled state so that floor is left. due
+	// returns when the work of n taken tokens may run, by the settled state that they left; the
+	// zero time means at once.
 	ready(d *Definition, settled State, now time.Time, n, floor float64) time.Time
 	due(d *Definition, settled State, n float64) time.Time
 
 	credit(d *Definition, s State, now time.Time, n float64) State
 	refund(d *Definition, s State, now time.Time, n float64, slot int64) State
 
-	// room returns how much can be returned to a settled state beside the tokens that are out
-	// and owed; full returns a state that is reset beside those.
+	// room returns how many tokens a settled state can get back beside those that are out and owed.
+	// full returns a reset state beside those that are out.
 	room(d *Definition, settled State, out Out, owed float64) float64
 	full(d *Definition, key string, s State, out Out, now time.Time) State
 
-	// back is Definition.Return.
+	// back implements Definition.Return.
 	back(d *Definition, s State, out Out, r *Return, now time.Time) (State, Out)
 
-	// pause and resume are for a settled state that was paused or not until now, with
-	// an until that is after it.
+	// pause and resume take a settled state. pause also learns whether the state is paused until
+	// now; its until is later.
 	pause(d *Definition, settled State, paused bool, now, until time.Time) State
 	resume(d *Definition, key string, settled State, out Out, now time.Time) State
 
 	whole(d *Definition, s State, now time.Time, floor float64) float64
 	together(d *Definition, states []State, now time.Time, n, floor float64) time.Time
 
-	// change is Definition.Change, with all tokens that are out: the state of each row that to
-	// has, and of those that only d has.
+	// change implements Definition.Change for the sum of all tokens that are out. It returns the
+	// state of each row of to, and the state of rows that only d has.
 	change(d, to *Definition, key string, states []State, out Out, now time.Time) (each, empty State)
 }
 
@@ -132,16 +131,16 @@ func (d *Definition) kind() kind {
 	return kinds[d.Kind]
 }
 
-// Statements returns the name of the SQL statements for the rows of such a limit.
+// Statements returns the name of the SQL statements for rows of d.
 func (d *Definition) Statements() string { return d.kind().statements() }
 
-// Slotted reports whether rows have slots beside the value: refunds go to the slot in which the
-// tokens were counted, and reservations that must wait are counted in a later one.
+// Slotted reports whether rows have slots beside the value. Then a refund goes to the slot in which
+// the tokens were counted, and a reservation that must wait is counted in a later slot.
 func (d *Definition) Slotted() bool { return d.Kind == SlidingWindow }
 
-// Tick returns the time from one tick of a row's clock to the next, in microseconds: 1 for
-// a token bucket, a fixed window's period, a sliding window's slot. Ticks by the calendar are
-// not alike; then it is the longest.
+// Tick returns the time between two ticks of a row's clock, in microseconds: 1 for a token bucket,
+// the period of a fixed window, the slot of a sliding window. By the calendar it is the longest
+// such time.
 func (d *Definition) Tick() int64 {
 	if d.Every != 0 {
 		return d.Period.Microseconds()
@@ -149,11 +148,11 @@ func (d *Definition) Tick() int64 {
 	return d.kind().next(d, 0)
 }
 
-// Stepped reports whether a row's clock stands still between two ticks: not that of a token
-// bucket.
+// Stepped reports whether a row's clock stands still between two ticks, as it does for all kinds
+// but the token bucket.
 func (d *Definition) Stepped() bool { return d.Tick() > 1 }
 
-// Next returns the tick after ts, which is one: when the next tokens come in to such a row.
+// Next returns the tick after the tick ts: the next instant at which such a row gets tokens.
 func (d *Definition) Next(ts time.Time) time.Time {
 	return instant(d.kind().next(d, ts.UnixMicro()))
 }

@@ -5,21 +5,21 @@ import (
 	"time"
 )
 
-// calendar is a fixed window whose edges are instants of days in a time zone: every few days or
-// months from the anchor on. They differ in length, so they are counted and not measured: SQL
-// receives the edges around now, and counts as refill does. Nothing moves them, not even a pause,
-// which also leaves the value as it is: a quota was sold.
+// calendar is a fixed window whose edges lie in a time zone, every few days or months from the
+// anchor on. Windows differ in length, so edges are counted: SQL receives the edges around now and
+// counts them as refill does. Nothing moves an edge. A pause leaves the value as it is, since a
+// quota was sold.
 //
-// A row's ts is an edge, unless another definition has written it: one with another anchor, zone
-// or time. Then the first edge after it does not count, and ts stays until an edge counts.
-// Otherwise two definitions in turn would refill a row at the edges of both.
+// A row's ts is an edge, unless it was written by a definition with another anchor, zone or time.
+// Then the first edge after ts does not count, and ts stays until an edge counts. Otherwise two
+// definitions in turn would refill a row at the edges of both.
 type calendar struct{ level }
 
 func (*calendar) String() string     { return kinds[FixedWindow].String() }
 func (*calendar) statements() string { return "calendar" }
 
-// zone is that of a quota by the calendar; Greenwich's if there is no such zone, which no
-// limit's definition has.
+// zone returns the time zone of d's edges, or Greenwich if that zone does not exist; no limit's
+// definition has such a zone.
 func (d *Definition) zone() *zone {
 	z, err := zoneOf(d.Zone)
 	if err != nil {
@@ -28,8 +28,8 @@ func (d *Definition) zone() *zone {
 	return z
 }
 
-// edgeDay is the day of the k-th edge, of which the anchor is 0. A month that has not as many
-// days ends one on its last.
+// edgeDay returns the day of edge k; the anchor is edge 0. A month that is too short for the
+// anchor's day has its edge on its last day.
 func (d *Definition) edgeDay(k int64) int64 {
 	days, months := d.Every.split()
 	if a := d.Anchor; months > 0 {
@@ -38,12 +38,12 @@ func (d *Definition) edgeDay(k int64) int64 {
 	return d.Anchor.Days() + k*days
 }
 
-// edge is when the k-th edge is.
+// edge returns the instant of edge k.
 func (d *Definition) edge(z *zone, k int64) int64 { return z.start(d.edgeDay(k), d.timeOfDay()) }
 
 func (d *Definition) timeOfDay() int64 { return int64(d.Time / time.Second) }
 
-// edgeAt is the last edge up to an instant: its number, and when it is.
+// edgeAt returns the last edge up to an instant: its number and its instant.
 func (d *Definition) edgeAt(z *zone, micros int64) (k, at int64) {
 	day, a := floorDiv(z.shown(micros)-d.timeOfDay(), daySeconds), d.Anchor
 	if days, months := d.Every.split(); months > 0 {
@@ -61,8 +61,8 @@ func (d *Definition) edgeAt(z *zone, micros int64) (k, at int64) {
 	return k, at
 }
 
-// skipped is how many of the edges up to the k-th there are not, being days that the zone
-// never had. Days that begin at another time than midnight are only shorter.
+// skipped returns how many edges up to edge k do not exist, because the zone skipped their days.
+// Days that begin at another time than midnight are only shorter.
 func (d *Definition) skipped(z *zone, k int64) int64 {
 	if d.Every != Day || d.Time != 0 || len(z.skipped) == 0 {
 		return 0
@@ -70,12 +70,12 @@ func (d *Definition) skipped(z *zone, k int64) int64 {
 	return z.skippedUpTo(d.edgeDay(k)) - z.skippedUpTo(d.Anchor.Days())
 }
 
-// between is how many edges there are after the k-th, up to the one that is l.
+// between returns the number of edges after edge k up to edge l.
 func (d *Definition) between(z *zone, k, l int64) int64 {
 	return l - k - (d.skipped(z, l) - d.skipped(z, k))
 }
 
-// after is the number of the edge that is n edges after the k-th.
+// after returns the number of the n-th edge after edge k.
 func (d *Definition) after(z *zone, k, n int64) int64 {
 	l := k + n
 	for short := n - d.between(z, k, l); short > 0; short = n - d.between(z, k, l) {
@@ -84,8 +84,8 @@ func (d *Definition) after(z *zone, k, n int64) int64 {
 	return l
 }
 
-// slack returns for how long after an edge a row's ts stands on it: the row was written by the
-// calendar of another time zone, which is behind. For single days it is enough for summer time.
+// slack returns how long after an edge a row's ts still counts as that edge: a zone further behind
+// may have written it. For single days the slack covers summer time only.
 func (d *Definition) slack() int64 {
 	if d.Every == Day {
 		return (3 * time.Hour).Microseconds()
@@ -93,8 +93,8 @@ func (d *Definition) slack() int64 {
 	return zones.Microseconds()
 }
 
-// had is the number of the edge that a row with a ts has had: the last one up to it, or if it
-// does not stand on that, the first one after it, which does not count.
+// had returns the number of the edge that a row has had by its ts: the edge on which ts stands.
+// Otherwise it is the first edge after ts, which does not count.
 func (d *Definition) had(z *zone, ts int64) int64 {
 	k, at := d.edgeAt(z, ts)
 	if ts-at > d.slack() {
@@ -110,7 +110,7 @@ func (*calendar) last(d *Definition, _, now int64) int64 {
 
 func (c *calendar) next(d *Definition, ts int64) int64 { return c.nth(d, ts, 1) }
 
-// nth is the n-th edge that counts for a row with a ts.
+// nth returns the n-th edge that counts for a row with this ts.
 func (*calendar) nth(d *Definition, ts, n int64) int64 {
 	z := d.zone()
 	return d.edge(z, d.after(z, d.had(z, ts), n))
@@ -149,20 +149,20 @@ func (*calendar) back(d *Definition, s State, out Out, r *Return, now time.Time)
 	return d.backInWindow(s, out, r, now, false)
 }
 
-// full has the edges that it had.
+// full keeps the edges that s has had.
 func (*calendar) full(d *Definition, _ string, s State, out Out, now time.Time) State {
 	settled := d.Refill(s, now)
 	return State{Value: max(settled.Value, d.Capacity-d.Owed(out, now)), TS: settled.TS}
 }
 
-// Edges that SQL receives: those by which an empty row is full, unless they are too many, and
-// some on either side, for a machine with another clock than the database's.
+// SQL receives the edges that fill an empty row, at most mostEdges, and spareEdges more on either
+// side, for a machine whose clock differs from the database's.
 const (
 	mostEdges  = 64
 	spareEdges = 3
 )
 
-// past is the number of edges before now that SQL receives.
+// past returns the number of edges before now that SQL receives.
 func (d *Definition) past() int {
 	return int(min(math.Ceil(d.Capacity/d.Rate), mostEdges)) + spareEdges
 }
@@ -170,13 +170,13 @@ func (d *Definition) past() int {
 // Sent returns the number of edges that a statement receives.
 func (d *Definition) Sent() int { return d.past() + 1 + spareEdges }
 
-// Edges returns edges of a quota by the calendar around an instant, growing; and beside each
-// the first ts of a row that has had it.
+// Edges returns edges of a quota by the calendar around an instant, in order. Beside each edge
+// stands the first ts of a row that has had it.
 func (d *Definition) Edges(around time.Time) (edges, had []time.Time) {
 	return d.EdgesFrom(around, d.Sent())
 }
 
-// EdgesFrom is Edges for a number of them, no fewer than Sent: there are more of the past then.
+// EdgesFrom does what Edges does, for n edges, at least Sent; the additional ones lie in the past.
 func (d *Definition) EdgesFrom(around time.Time, n int) (edges, had []time.Time) {
 	z := d.zone()
 	k, _ := d.edgeAt(z, around.UnixMicro())
@@ -191,7 +191,8 @@ func (d *Definition) EdgesFrom(around time.Time, n int) (edges, had []time.Time)
 	return edges, had
 }
 
-// plain reports whether a statement with the edges around now counts all that matter.
+// plain reports whether the edges that a statement receives around now include all that matter to
+// s.
 func (c *calendar) plain(d *Definition, s State, now time.Time) bool {
 	z := d.zone()
 	k, _ := d.edgeAt(z, now.UnixMicro())

@@ -6,13 +6,14 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/slots"
 )
 
-// Change returns the rows of key at now when the definition to replaces d, by which states, one of
-// each shard, were written. What was used stays used: the value is as much more or less as the
-// capacity is, but a cut leaves no debt, and debt stays. Tokens that are out count as unused: a row
-// that was cut owes them until they come back. A pause stays, and nothing is refilled
-// by an edge that is past. The rows share the tokens of all, and none has more than fits beside
-// the tokens of it that are out; outs may be nil. Rows that only d has are empty: to a program
-// that still has d a missing one would be full.
+// Change returns the rows of key at now when the definition to replaces d. Each state is a row of
+// d, in the order of shards. Used tokens stay used: the value changes by as much as the capacity
+// does. A cut leaves no debt, and debt stays. A pause stays. A past edge refills nothing.
+//
+// Tokens that are out count as unused: a row that was cut owes them until they come back. The new
+// rows share all tokens evenly, and no row exceeds its room beside its own tokens that are out;
+// outs may be nil. Rows that only d has become empty: to a program that still has d, a missing row
+// would be full.
 func (d *Definition) Change(to *Definition, key string, states []State, outs []Out, now time.Time) []State {
 	each, empty := d.kind().change(d, to, key, states, allOut(outs, now), now)
 	rows, share := make([]State, max(len(states), to.Shards)), to.Shard()
@@ -28,7 +29,7 @@ func (d *Definition) Change(to *Definition, key string, states []State, outs []O
 	return rows
 }
 
-// allOut returns what is out of all rows.
+// allOut returns the tokens that are out of all rows together.
 func allOut(outs []Out, now time.Time) (all Out) {
 	for _, out := range outs {
 		if out.Tokens > 0 && out.Until.After(now) {
@@ -38,8 +39,9 @@ func allOut(outs []Out, now time.Time) (all Out) {
 	return all
 }
 
-// Floors reports whether a change from d to a definition of less capacity takes less than the difference,
-// since more was used, or there is debt: the rows do not say afterwards what was left before.
+// Floors reports whether a cut from d to the definition to takes less than the difference of their
+// capacities, because more was used or there is debt. Then the rows do not show what was left
+// before.
 func (d *Definition) Floors(to *Definition, states []State, outs []Out, now time.Time) bool {
 	total, shard := allOut(outs, now).Tokens, d.Shard()
 	for _, s := range states {
@@ -54,29 +56,29 @@ func (*level) change(d, to *Definition, key string, states []State, out Out, now
 		s = shard.Refill(s, now)
 		each.Value += s.Value
 		each.Paused = Later(each.Paused, s.Paused)
-		if i == 0 || s.TS.After(each.TS) { // paused: nothing is refilled before the last of them
+		if i == 0 || s.TS.After(each.TS) { // a paused row is refilled from its last instant on
 			each.TS = s.TS
 		}
 	}
-	total := each.Value + out.Tokens // which may come back
+	total := each.Value + out.Tokens // they may come back
 	left := min(to.Capacity, max(total+(to.Capacity-d.Capacity), min(total, 0))) - out.Tokens
 	each.Value, each.TS = left/float64(to.Shards), d.begins(to, key, each, out, now)
 	return each, State{TS: each.TS, Paused: each.Paused}
 }
 
-// Mark returns the mark of rows that were changed at an instant: a pause that was over a hundred
-// years before it. It takes no room, takes leave it as it is, and it goes with the row, and when
-// the row is paused.
+// Mark returns a pause that marks rows as changed at an instant: one that ended a hundred years
+// before it. The mark needs no column, and takes leave it alone. It goes when the row goes or is
+// paused.
 func Mark(at time.Time) time.Time { return at.Add(-36500 * 24 * time.Hour).Truncate(time.Microsecond) }
 
-// MarkUncut returns the mark of rows that are still measured by the capacity before a cut.
+// MarkUncut returns the mark of rows whose values still belong to the capacity before a cut.
 func MarkUncut(at time.Time) time.Time { return Mark(Mark(at)) }
 
-// Raise returns a row that was measured by the first of some definitions at an instant as d measures
-// it at now. Calls by all of these have taken from it since. It is raised by as much as the
-// capacity of d is larger, less what can have come in: calls by d have filled it further than those
-// by a definition of less capacity. After the edge of a window that is all. A row that is uncut was
-// measured by the capacity of the second, and is cut if d has less.
+// Raise returns a row at now, raised to d. Its value was right by by[0] at since; all definitions
+// of by may have taken from it and filled it meanwhile. It rises by the difference of the
+// capacities, less the tokens that can have come in since: a definition with more capacity fills a
+// row further. After a window's edge it stays as it is. The value of an uncut row was right by
+// by[1]; if d has less capacity the row is cut.
 func (d *Definition) Raise(by []*Definition, uncut bool, s State, out Out, since, now time.Time) State {
 	s = d.Refill(s, now)
 	if d.Slotted() || d.Stepped() && s.TS.After(since) {
@@ -99,9 +101,9 @@ func (d *Definition) Raise(by []*Definition, uncut bool, s State, out Out, since
 }
 
 // begins returns the ts of a settled row when the definition to replaces d. A window of another
-// length begins at the newest edge that is past, or is when the tokens end that are out. If only
-// the edges are others, nothing comes in sooner than it would have, or edges that are moved to
-// tomorrow on each day would refill each day: for a calendar see refill.
+// length begins at its newest past edge, but not before the end of tokens that are out. If only the
+// edges move, no tokens come in sooner than by d. Otherwise, edges that are moved to tomorrow each
+// day would refill each day. By the calendar the row keeps its ts: see refill.
 func (d *Definition) begins(to *Definition, key string, s State, out Out, now time.Time) time.Time {
 	switch {
 	case d.Kind != FixedWindow:
@@ -123,8 +125,8 @@ func (d *Definition) begins(to *Definition, key string, s State, out Out, now ti
 	return begins
 }
 
-// change is slot by slot, up to the newest of all rows. If the slots are others, all is in the
-// newest.
+// change adds the rows up slot by slot, up to the newest slot of all. If to has other slots, all
+// tokens go to its newest one.
 func (w *slidingWindow) change(d, to *Definition, key string, states []State, out Out, now time.Time) (each, empty State) {
 	shard := d.Shard()
 	settled := make([]State, len(states))
@@ -154,8 +156,8 @@ func (w *slidingWindow) change(d, to *Definition, key string, states []State, ou
 	return to.Shard().valued(each), shard.give(shard.valued(nothing), shard.Rate, 0)
 }
 
-// moved returns a sliding window's row in the slots of d, with all that its own slots hold in the
-// newest: that of now, or of the end of the slot that is reserved last, or of the tokens that are out.
+// moved returns the row s in the slots of d, with all its tokens in the newest slot: the slot of
+// now, of the last reservation's end, or of the end of tokens that are out, whichever is last.
 func (d *Definition) moved(key string, s State, out Out, now time.Time) State {
 	at := Later(now, s.TS)
 	last := Later(at, out.Until.Add(-time.Microsecond))

@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// Unit is a number of days or of months, after which a quota by the calendar is refilled.
+// Unit is a number of days or of months between the edges of a quota by the calendar.
 type Unit int64
 
-// The units of the calendar. A Unit counts days in its lower half and months in its upper half,
-// of which one is 0, so that 3 * Month is three months.
+// A Unit counts days in its lower half and months in its upper half, so 3 * Month is three months.
+// One half is 0.
 const (
 	Day   Unit = 1
 	Week       = 7 * Day
@@ -22,20 +22,20 @@ const (
 	Year       = 12 * Month
 )
 
-// zones is how far apart the clocks of time zones are, from 12 hours behind to 14 ahead.
+// zones is the largest difference between the clocks of two time zones: from UTC−12 to UTC+14.
 const zones = 26 * time.Hour
 
-// units are the units in their order, the larger ones of each sort first.
+// units lists the units, of each sort the larger ones first.
 var units = [...]struct {
 	unit Unit
 	name string
 }{{Year, "year"}, {Month, "month"}, {Week, "week"}, {Day, "day"}}
 
-// split returns the number of days or of months that a unit has.
+// split returns the days or the months of a unit.
 func (u Unit) split() (days, months int64) { return int64(u % Month), int64(u / Month) }
 
-// Longest returns how long a unit is at most, but for an hour or so of summer time; 0 for one
-// that is no number of days or of months, or may be longer than MaxSpan.
+// Longest returns the longest time that a unit can last, without an hour of summer time. It returns
+// 0 for an invalid unit, and for one that may be longer than MaxSpan.
 func (u Unit) Longest() time.Duration {
 	const day = 24 * time.Hour
 	days, months := u.split()
@@ -48,11 +48,11 @@ func (u Unit) Longest() time.Duration {
 	return time.Duration(days) * day
 }
 
-// ParseUnit returns the unit that has a text as its String. It reads "1 month", too.
+// ParseUnit reads a unit as String writes it. It also reads "1 month".
 func ParseUnit(text string) (u Unit, ok bool) {
 	n, name := uint64(1), text
 	if number, several, found := strings.Cut(text, " "); found {
-		n, _ = strconv.ParseUint(number, 10, 16) // 0 or too many units, both of which are none
+		n, _ = strconv.ParseUint(number, 10, 16) // 0 and too many units are invalid
 		name = strings.TrimSuffix(several, "s")
 	}
 	for _, of := range units {
@@ -66,7 +66,7 @@ func ParseUnit(text string) (u Unit, ok bool) {
 // String returns the unit in words, such as "month" or "2 weeks".
 func (u Unit) String() string {
 	days, months := u.split()
-	if days > 0 && months > 0 { // of which there is none
+	if days > 0 && months > 0 { // invalid
 		return (u - Unit(days)).String() + " and " + Unit(days).String()
 	}
 	for _, of := range units {
@@ -116,7 +116,7 @@ func ParseDate(text string) (Date, error) {
 // String returns the date as "2026-01-31".
 func (d Date) String() string { return fmt.Sprintf("%04d-%02d-%02d", d.Year, int(d.Month), d.Day) }
 
-// IsZero reports whether d is the zero Date, which is none.
+// IsZero reports whether d is the zero Date, which stands for no date.
 func (d Date) IsZero() bool { return d == Date{} }
 
 // Valid reports whether there is such a day, in the years 1 to 9999.
@@ -132,8 +132,8 @@ func (d Date) Days() int64 {
 // DateAt returns the date a number of days after 1 January 1970.
 func DateAt(days int64) Date { return DateOf(time.Unix(days*daySeconds, 0).UTC()) }
 
-// clamped is a day of a month, or the last one if the month has not as many. The month may be
-// any number.
+// clamped returns a day of a month, or the month's last day if the month is shorter. The month may
+// be any number.
 func clamped(year int, month time.Month, day int) int64 {
 	last := Date{year, month + 1, 0}.Days()
 	return min(Date{year, month, 1}.Days()+int64(day-1), last)
@@ -152,12 +152,12 @@ func floorDiv(a, b int64) int64 {
 // zone is a time zone.
 type zone struct {
 	location *time.Location
-	skipped  []int64 // days that there were not, since the zone went over to the other side of the date line
+	skipped  []int64 // days that the zone does not have, since it crossed the date line
 }
 
-var zonesByName sync.Map // of *zone
+var zonesByName sync.Map // *zone by name
 
-// zoneOf returns the time zone of a name. It caches the zones that it has read.
+// zoneOf returns a time zone by its name. It caches zones.
 func zoneOf(name string) (*zone, error) {
 	if z, ok := zonesByName.Load(name); ok {
 		return z.(*zone), nil
@@ -173,7 +173,7 @@ func zoneOf(name string) (*zone, error) {
 	return z.(*zone), nil
 }
 
-// BadZone says why a name is not that of a time zone, or "".
+// BadZone says why name is no time zone; "" if it is one.
 func BadZone(name string) string {
 	if _, err := zoneOf(name); err != nil {
 		return "must be the name of a time zone that this machine knows, such as \"Europe/Berlin\" " +
@@ -182,7 +182,7 @@ func BadZone(name string) string {
 	return ""
 }
 
-// skippedIn returns the days that a zone never had.
+// skippedIn returns the days that a zone does not have.
 func skippedIn(location *time.Location) (days []int64) {
 	for at := time.Unix(-1<<36, 0).In(location); at.Unix() < 1<<31; {
 		end := sameUntil(at)
@@ -196,9 +196,8 @@ func skippedIn(location *time.Location) (days []int64) {
 	return days
 }
 
-// sameUntil returns an instant up to which the zone has the offset that it has at another.
-// [time.Time.ZoneBounds] goes no further than to the end of a year where a zone's rule goes on
-// for ever, and on the last day of a leap year not even there.
+// sameUntil returns an instant up to which the zone keeps its offset at at. Where a zone's rule
+// never ends, [time.Time.ZoneBounds] ends with the year, or before the last day of a leap year.
 func sameUntil(at time.Time) time.Time {
 	_, end := at.ZoneBounds()
 	switch {
@@ -210,15 +209,15 @@ func sameUntil(at time.Time) time.Time {
 	return end
 }
 
-// skippedUpTo is how many days up to one the zone never had.
+// skippedUpTo returns how many days up to day the zone does not have.
 func (z *zone) skippedUpTo(day int64) int64 {
 	return int64(sort.Search(len(z.skipped), func(i int) bool { return z.skipped[i] > day }))
 }
 
-// start returns the first instant, in microseconds, at which a clock in the zone shows a time, in
-// seconds, of a day, or a later time: midnight for 0, unless summer time begins then.
+// start returns the first instant of a day at which clocks in the zone show a time or later, in
+// microseconds; clock is in seconds. For 0 that is midnight, unless summer time begins then.
 func (z *zone) start(day, clock int64) int64 {
-	const farthest = 16 * 60 * 60 // from Greenwich
+	const farthest = 16 * 60 * 60 // the largest offset from UTC, in seconds
 	shown := day*daySeconds + clock
 	at := time.Unix(shown-farthest, 0).In(z.location)
 	for {
@@ -231,8 +230,8 @@ func (z *zone) start(day, clock int64) int64 {
 	}
 }
 
-// shown returns the seconds since 1970 that a clock in the zone shows at an instant, in
-// microseconds, as if it were in Greenwich.
+// shown returns the local clock of the zone at an instant, in seconds since 1970; micros is in
+// microseconds.
 func (z *zone) shown(micros int64) int64 {
 	seconds := floorDiv(micros, 1_000_000)
 	_, offset := time.Unix(seconds, 0).In(z.location).Zone()

@@ -1,6 +1,6 @@
 // Package bucket is the algebra of limits: the tokens that a row holds at an instant, takes
-// from it and refunds to it. It is pure, and imports nothing of the library but arithmetic, so
-// that the root package, receipts and stores share it.
+// from it and refunds to it. It is pure and imports only arithmetic, so the root package, receipts
+// and stores share it.
 //
 // A [Definition] defines a limit, a [State] is the content of a row, and the methods of
 // Definition are the arithmetic. Each kind of limit is one file, which implements the interface
@@ -20,6 +20,6 @@
 //   - [Definition.Inflow] is the tokens refilled in a time in which no prefetched token ends:
 //     nothing while the clock stands still.
 //   - [Definition.Plain] reports whether a statement can add to a row as it is.
-//   - [Definition.Whole], [Definition.Together] and [Definition.By] are for calls of at most n
-//     tokens, and for several shards.
+//   - [Definition.Whole] and [Definition.Together] serve calls of at most n tokens, and limits
+//     with several shards.
 package bucket

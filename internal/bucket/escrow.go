@@ -5,43 +5,42 @@ import (
 	"time"
 )
 
-// Out is the tokens of a row that are in the memories of processes: tokens that they have
-// prefetched and may still use or return, and the latest end of them.
+// Out counts the tokens of a row in the memories of processes, which may still use or return them,
+// and has their latest end.
 type Out struct {
 	Tokens float64
 	Until  time.Time
 }
 
-// Grace is for how long after its end a row counts a lease, so that tokens used of it, or
-// returned, can be taken off those that are out. Any time is safe. With a shorter one more of
-// them stay counted, until nothing is out for once.
+// Grace is the time after its end for which a row still counts a lease, so that used or returned
+// tokens of it can be subtracted from those that are out. Any value is safe. A shorter one counts
+// more tokens as out until nothing is.
 const Grace = time.Second
 
-// Spent is tokens of leases that a process has used since it told the row last. They are not out
+// Spent counts tokens of leases that a process has used and has not reported yet. They are not out
 // any more.
 type Spent struct {
 	Spent    float64
-	SpentEnd time.Time // of the lease of these that ends first
+	SpentEnd time.Time // the earliest end of these leases
 }
 
-// Return is tokens that come back to their row from memory.
+// Return describes tokens that come back to their row from memory.
 type Return struct {
 	Count float64   // tokens; may be 0, to report only spent tokens
 	Taken time.Time // ts of the row when they were taken
-	End   time.Time // of the lease that they are left of; zero for tokens that a caller was told of
-	Known time.Time // an instant that is past, by the clock of the process; zero if it knows none
+	End   time.Time // of their lease; zero for tokens that were granted to a caller
+	Known time.Time // a past instant by the process's clock; zero if it knows none
 	Spent
 }
 
-// past returns the latest instant that is known to be past: the clock may have been set back, and
-// the row's instant with it, as a pause was ended.
+// past returns the latest instant that is known to be past. now can be earlier if the clock was set
+// back, and s.TS can be earlier if a pause was ended.
 func (r *Return) past(s State, now time.Time) time.Time { return Later(Later(now, s.TS), r.Known) }
 
-// leftover reports whether the tokens are left of a lease, and not those of a caller.
+// leftover reports whether the tokens are the rest of a lease, and were not granted to a caller.
 func (r *Return) leftover() bool { return !r.End.IsZero() }
 
-// Fades returns how long a return is of use, at most, that is for a lease that lasted as long as
-// lasts.
+// Fades returns how long a return can be of use at most, for a lease of the length lasts.
 func (d *Definition) Fades(r *Return, lasts time.Duration) time.Duration {
 	switch {
 	case !r.leftover():
@@ -53,8 +52,8 @@ func (d *Definition) Fades(r *Return, lasts time.Duration) time.Duration {
 	return lasts + Grace + time.Duration(min(full, math.MaxInt64/2))
 }
 
-// Counted returns until when a lease that ends at an instant is counted for certain among the
-// tokens that are out; zero for none.
+// Counted returns the instant until which a lease with this end counts for certain as out; zero for
+// none.
 func (d *Definition) Counted(end time.Time) time.Time {
 	if end.IsZero() || d.Stepped() {
 		return end
@@ -62,8 +61,7 @@ func (d *Definition) Counted(end time.Time) time.Time {
 	return end.Add(Grace)
 }
 
-// Less returns the tokens that are out less those that were spent, if these are still counted at
-// an instant.
+// Less subtracts spent tokens from those that are out, if their lease still counts at an instant.
 func (d *Definition) Less(out Out, s Spent, at time.Time) Out {
 	if d.Counted(s.SpentEnd).After(at) {
 		out.Tokens = max(0, out.Tokens-s.Spent)
@@ -71,7 +69,7 @@ func (d *Definition) Less(out Out, s Spent, at time.Time) Out {
 	return out
 }
 
-// less is Less of a return, whose lease ends at an instant, also by the tokens left of that.
+// less does what Less does, and subtracts the rest of the lease as well.
 func (d *Definition) less(out Out, r *Return, end, at time.Time) Out {
 	if out = d.Less(out, r.Spent, at); r.leftover() {
 		out = d.Less(out, Spent{r.Count, end}, at)
@@ -79,19 +77,19 @@ func (d *Definition) less(out Out, r *Return, end, at time.Time) Out {
 	return out
 }
 
-// Return returns a row, and the tokens of it that are out, after tokens came back to it at now:
-// it is filled to its capacity less the tokens that it owes. What is left of a lease is worth
-// less after its end, by the tokens refilled since. A pause swallows it, unless it leaves the row as
-// it is. Tokens that a caller was told of are never too late, but in a fixed window: there nothing
-// comes back once the window is over.
+// Return returns a row and its tokens that are out, after tokens came back to it at now. It fills
+// the row to its capacity less the tokens that it owes. After its end, the rest of a lease loses
+// its worth as fast as the row is refilled. A pause that empties the row also discards the rest of
+// a lease. Tokens that were granted to a caller always come back, except to a fixed window that is
+// over.
 func (d *Definition) Return(s State, out Out, r *Return, now time.Time) (State, Out) {
 	return d.kind().back(d, s, out, r, now)
 }
 
-// Owed returns how much below its capacity a row must stay at an instant, however many tokens
-// are returned to it. Until the end of the tokens that are out, that is their number and the
-// tokens refilled until then. After it, leftovers still to be returned lose their worth as fast
-// as the row is refilled. The clock of a window stands still until the end.
+// Owed returns how far below its capacity a row must stay at an instant, however many tokens come
+// back to it. Up to the end of the tokens that are out, that is their number and the tokens
+// refilled until then. Afterwards the rest of their leases loses its worth as fast as the row is
+// refilled. The clock of a window stands still until the end.
 func (d *Definition) Owed(out Out, now time.Time) float64 {
 	switch {
 	case out.Tokens <= 0:
@@ -104,8 +102,7 @@ func (d *Definition) Owed(out Out, now time.Time) float64 {
 	return 0
 }
 
-// Forgets reports whether at an instant nothing is out, and no tokens that were out can be
-// taken off any more.
+// Forgets reports whether at an instant nothing is out, and no lease still counts.
 func (d *Definition) Forgets(out Out, at time.Time) bool {
 	if d.Stepped() || out.Tokens <= 0 {
 		return d.Owed(out, at) == 0
@@ -113,9 +110,9 @@ func (d *Definition) Forgets(out Out, at time.Time) bool {
 	return d.Owed(out, at) == 0 && !out.Until.Add(Grace).After(at)
 }
 
-// Inflow returns the tokens refilled in a time in which no prefetched token ends. That is
-// nothing while the clock stands still, since they end with its next tick. So the capacity of a
-// row from which tokens are prefetched for that time is less by it.
+// Inflow returns the tokens refilled in a time within which no prefetched token ends: none while
+// the clock stands still, because prefetched tokens end with its next tick. A row from which tokens
+// are prefetched for that time has that much less capacity.
 func (d *Definition) Inflow(in time.Duration) float64 {
 	if d.Stepped() {
 		return 0
@@ -123,9 +120,8 @@ func (d *Definition) Inflow(in time.Duration) float64 {
 	return d.Rate * float64(in) / float64(d.Period)
 }
 
-// End returns when tokens end that were prefetched at an instant from a row with that ts, if
-// they may be held for a time: with the window or slot in which they were taken, or if the
-// clock does not stand still, after that time.
+// End returns the end of tokens that are prefetched from a row with this ts. In a window or slot
+// they end with it; otherwise they last as long as lasts.
 func (d *Definition) End(ts, at time.Time, lasts time.Duration) time.Time {
 	if d.Stepped() {
 		return d.Next(ts)
@@ -133,9 +129,8 @@ func (d *Definition) End(ts, at time.Time, lasts time.Duration) time.Time {
 	return at.Add(lasts)
 }
 
-// CreditBeside is [Definition.Credit] for a row that may have tokens out: the row is filled to
-// its capacity less the tokens that it owes. Of a sliding window's slots, the one in which the
-// tokens that are out end keeps as many.
+// CreditBeside credits a row that may have tokens out. It fills the row to its capacity less the
+// tokens that it owes. In a sliding window, the slot of the tokens that are out keeps as many.
 func (d *Definition) CreditBeside(s State, out Out, now time.Time, n float64) State {
 	owed := d.Owed(out, now)
 	if owed == 0 {
@@ -145,8 +140,8 @@ func (d *Definition) CreditBeside(s State, out Out, now time.Time, n float64) St
 	return d.Credit(settled, now, min(n, max(0, d.kind().room(d, settled, out, owed))))
 }
 
-// Full returns a row of key that was in a state and is reset at now: full, but for the tokens
-// that it owes. If nothing is out it is Fresh, for which no row need be stored.
+// Full returns a row of key after a reset at now: full, less the tokens that it owes. If nothing is
+// out it is Fresh, and no row need be stored.
 func (d *Definition) Full(key string, s State, out Out, now time.Time) State {
 	if d.Owed(out, now) == 0 {
 		return d.Fresh(key, now)
@@ -154,7 +149,7 @@ func (d *Definition) Full(key string, s State, out Out, now time.Time) State {
 	return d.kind().full(d, key, s, out, now)
 }
 
-// ResumeBeside is [Definition.Resume] for a row of which something may be out.
+// ResumeBeside resumes a row that may have tokens out: see [Definition.Resume].
 func (d *Definition) ResumeBeside(key string, s State, out Out, now time.Time) State {
 	settled := d.Refill(s, now)
 	if !s.Paused.After(now) {

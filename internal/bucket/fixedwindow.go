@@ -7,9 +7,8 @@ import (
 	"time"
 )
 
-// fixedWindow is a level that refills all at once. It is a token bucket with a clock that
-// stands still between the edges of its windows. The two kinds differ in nothing else, here and
-// in SQL.
+// fixedWindow is a level that refills all at once: a token bucket whose clock stands still between
+// the edges of its windows. The two kinds differ in nothing else, here and in SQL.
 type fixedWindow struct{ level }
 
 func (*fixedWindow) String() string     { return "fixed window" }
@@ -35,13 +34,13 @@ func (*fixedWindow) refill(d *Definition, s State, now time.Time) State {
 	return State{Value: d.refilled(s.Value, tick-ts), TS: instant(tick), Paused: s.Paused}
 }
 
-// pause has the next edge at until.
+// pause puts the next edge at until.
 func (w *fixedWindow) pause(d *Definition, settled State, paused bool, now, until time.Time) State {
 	return w.emptied(d, settled, paused, now, until.Add(-d.Period), until)
 }
 
-// resume gives the row its own edges back, but none before the end of the tokens that are out,
-// which would be refilled besides.
+// resume gives the row its own edges back, but no edge before the end of tokens that are out, which
+// would be refilled besides.
 func (w *fixedWindow) resume(d *Definition, key string, settled State, out Out, now time.Time) State {
 	resumed := w.level.resume(d, key, settled, out, now)
 	if d.Owed(out, now) > 0 {
@@ -54,8 +53,9 @@ func (*fixedWindow) back(d *Definition, s State, out Out, r *Return, now time.Ti
 	return d.backInWindow(s, out, r, now, s.Paused.After(now))
 }
 
-// backInWindow is back for a row whose clock stands still, which is not settled; a pause swallows
-// what is left of a lease. The edges since the tokens were taken have filled the row without them.
+// backInWindow implements back for rows whose clock stands still; s is not settled. A pause
+// discards the rest of a lease. If an edge has passed since the tokens were taken, it has refilled
+// the row, and nothing comes back.
 func (d *Definition) backInWindow(s State, out Out, r *Return, now time.Time, paused bool) (State, Out) {
 	past := r.past(s, now)
 	out = d.less(out, r, r.End, past)
@@ -70,8 +70,8 @@ func (d *Definition) backInWindow(s State, out Out, r *Return, now time.Time, pa
 	return s, out
 }
 
-// full has the next edge not before the end of the tokens that are out: a row that was paused
-// would otherwise be refilled before.
+// full puts the next edge at or after the end of the tokens that are out. A row that was paused
+// would be refilled before it.
 func (*fixedWindow) full(d *Definition, key string, s State, out Out, now time.Time) State {
 	settled := d.Refill(s, now)
 	full := State{Value: max(settled.Value, d.Capacity-d.Owed(out, now)), TS: Later(d.Fresh(key, now).TS, out.Until.Add(-d.Period))}
@@ -81,7 +81,7 @@ func (*fixedWindow) full(d *Definition, key string, s State, out Out, now time.T
 	return full
 }
 
-// edge is the last edge up to now of windows or slots that have one at ts.
+// edge returns the last edge up to now of windows or slots with an edge at ts.
 func edge(ts, now, width int64) int64 {
 	past := (now - ts) % width
 	if past < 0 {
@@ -90,14 +90,14 @@ func edge(ts, now, width int64) int64 {
 	return now - past
 }
 
-// firstEdge is where edges are counted from: long before any instant that is
-// asked about, so that no negative time is divided.
+// Edges are counted from firstEdge, before any instant that occurs, so that no division has a
+// negative time.
 var firstEdge = time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 
-// origin is an edge of the windows, or slots, of key's rows when they are fresh: the first
-// one since firstEdge, or that and a phase that spreads the windows of different keys over
-// the period. That is a hash, the same on every machine and for ever, since a row that
-// was pruned must have the edges again that it had.
+// origin returns an edge of the fresh rows of key: the first after firstEdge, shifted for each key
+// by a part of the period unless Start is set. The shift spreads the windows of different keys. It
+// is a hash that stays the same for ever, since a row that was pruned must get the same edges
+// again.
 func (d *Definition) origin(key string) int64 {
 	if tick := d.Tick(); !d.Start.IsZero() {
 		return edge(d.Start.UnixMicro(), firstEdge+tick-1, tick)
@@ -105,20 +105,20 @@ func (d *Definition) origin(key string) int64 {
 	return firstEdge + int64(Hash(d.Name, key)%uint64(d.Period.Microseconds()))
 }
 
-// Hash returns a hash of texts, the same on every machine and for ever.
+// Hash returns a hash of texts that never changes.
 func Hash(texts ...string) uint64 {
 	h := fnv.New64a()
 	for i, text := range texts {
 		if i > 0 {
-			h.Write([]byte{0}) // in no name and no key, so ("a", "bc") is not ("ab", "c")
+			h.Write([]byte{0}) // no name or key holds a zero byte, so ("a", "bc") differs from ("ab", "c")
 		}
 		io.WriteString(h, text)
 	}
 	return mix(h.Sum64())
 }
 
-// mix is the finalizer of MurmurHash3 (Austin Appleby, public domain). FNV
-// alone hardly spreads short keys that differ in their last byte.
+// mix is the finalizer of MurmurHash3 (Austin Appleby, public domain). FNV alone hardly spreads
+// short keys that differ only in their last byte.
 func mix(h uint64) uint64 {
 	h ^= h >> 33
 	h *= 0xff51afd7ed558ccd

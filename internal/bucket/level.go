@@ -7,12 +7,11 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/exact"
 )
 
-// level is shared by the kinds whose rows have a value, the tokens left, and a ts, the last
-// tick at which it was refilled. They differ in their ticks and in the tokens refilled.
+// level is shared by the kinds whose rows have a value, the tokens left, and a ts, the last tick at
+// which they were refilled. Those kinds differ in their ticks and in the tokens that come in.
 type level struct{}
 
-// refilled is a value when Rate tokens have come in during a Period, for so many
-// microseconds.
+// refilled returns a value after a time in which Rate tokens come in each Period.
 func (d *Definition) refilled(value float64, micros int64) float64 {
 	return min(value+float64(micros)*d.Rate/d.periodMicros(), d.Capacity)
 }
@@ -44,9 +43,9 @@ func (l *level) due(d *Definition, settled State, n float64) time.Time {
 	return time.Time{}
 }
 
-// enough is the first instant at which a settled state holds want tokens, of which n are
-// to be taken: its size counts for the tolerance. Half of that goes here, and the other
-// half is there for the rounding between this promise and the decision that keeps it.
+// enough returns the first instant at which a settled state holds want tokens, if n of them will be
+// taken. It applies half of the tolerance of taking n. The other half covers rounding between this
+// promise and the decision that keeps it.
 func (*level) enough(d *Definition, settled State, want, n float64) time.Time {
 	missing := want - settled.Value - exact.Tolerance(settled.Value, n, d.Capacity)/2
 	if missing <= 0 {
@@ -69,9 +68,8 @@ func (*level) room(d *Definition, settled State, _ Out, owed float64) float64 {
 	return d.Capacity - owed - settled.Value
 }
 
-// emptied is a settled state that is paused until an instant, and refilled from another
-// one on. A ts that is ahead without a pause is that of a clock that went back, which
-// resume forgets.
+// emptied returns a settled state that is paused until an instant and refilled from another. A ts
+// ahead of now without a pause comes from a clock that went back; resume forgets it.
 func (*level) emptied(d *Definition, settled State, paused bool, now, from, until time.Time) State {
 	if ts := settled.TS.UnixMicro(); !paused {
 		ahead := ts - d.kind().last(d, ts, now.UnixMicro())
@@ -89,7 +87,7 @@ func (*level) resume(d *Definition, key string, settled State, _ Out, now time.T
 }
 
 func (*level) whole(d *Definition, s State, now time.Time, floor float64) float64 {
-	slack := exact.Tolerance(s.Value, 1, d.Capacity) // that of take
+	slack := exact.Tolerance(s.Value, 1, d.Capacity) // the tolerance of take
 	return math.Floor(max(0, d.Refill(s, now).Value-floor) + slack)
 }
 

@@ -2,11 +2,10 @@ package bucket
 
 import "time"
 
-// A limit with n shards is n rows with 1/n of rate, capacity and max reserved each. They are
-// one limit all the same: together the rows never grant more, and a call is refused only when
-// all of them together are short.
+// A limit with n shards has n rows with 1/n of its rate, capacity and max reserved each. Together
+// they grant no more than the limit. A call is refused only when all of them together are short.
 
-// Shard is one shard's share of d, which is d itself if there is only one.
+// Shard returns one shard's share of d: d itself if it has one shard.
 func (d *Definition) Shard() *Definition {
 	if d.Shards <= 1 {
 		return d
@@ -16,17 +15,16 @@ func (d *Definition) Shard() *Definition {
 	return &shard
 }
 
-// Better reports whether a, of two shards' states, is the one to take from:
-// the one that has more when both are brought to the later of their instants.
-// If only one could serve it is that one, and if none, the one that is ready
-// first, since all shards of a limit fill at one rate.
+// Better reports whether to take from shard state a and not from b. It is the one with more tokens
+// at the later of their instants. So if only one can serve a call it is that one. If neither can,
+// it is the one that is ready first, because all shards fill at one rate.
 func (d *Definition) Better(a, b State) bool {
 	at, shard := Later(a.TS, b.TS), d.Shard()
 	return shard.Refill(a, at).Value >= shard.Refill(b, at).Value
 }
 
-// Together is about when n tokens can be taken from the shards of d together so that floor
-// is left, if nothing else is taken. A store looks around it for the first instant.
+// Together returns about when n tokens can be taken from all shards of d so that floor is left, if
+// nothing else is taken. A store searches around it for the first such instant.
 func (d *Definition) Together(states []State, now time.Time, n, floor float64) time.Time {
 	return d.kind().together(d, states, now, n, floor)
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/slots"
 )
 
-// slidingWindow is a row of slots, which hold the tokens taken in them. A call is refused for
-// want of a slot, not of a value; the value is the rate less the tokens in the slots, or when
-// the newest one is in the future, the time until that, as tokens below 0.
+// slidingWindow is a row of slots, which hold the tokens taken in them. Whether a call fits depends
+// on the slots. The value only sums them up: it is the rate less the tokens in the slots. If the
+// newest slot is in the future it is the time until then, as tokens below 0.
 type slidingWindow struct{}
 
 func (*slidingWindow) String() string     { return "sliding window" }
@@ -23,7 +23,7 @@ func (*slidingWindow) next(d *Definition, ts int64) int64 {
 	return ts + (period+n-1)/n
 }
 
-// reach is for debt that another kind has left, which is a reservation for then.
+// reach serves debt that another kind has left: it becomes a reservation for then.
 func (*slidingWindow) reach(d *Definition, ts int64, tokens float64) int64 {
 	return kinds[TokenBucket].reach(d, ts, tokens)
 }
@@ -32,8 +32,8 @@ func (w *slidingWindow) fresh(d *Definition, key string, now time.Time) State {
 	return State{Value: d.Capacity, TS: instant(w.last(d, d.origin(key), now.UnixMicro())), Slots: slots.New(d.Tick(), d.Slots)}
 }
 
-// mostBase bounds the total before a row's oldest slot, in multiples of the rate. Past
-// it totals are counted anew, which a statement cannot do.
+// mostBase bounds the total before a row's oldest slot, as a multiple of the rate. Above it refill
+// counts the totals anew, which a statement cannot do.
 const mostBase = 8
 
 func (w *slidingWindow) refill(d *Definition, s State, now time.Time) State {
@@ -53,8 +53,8 @@ func (w *slidingWindow) refill(d *Definition, s State, now time.Time) State {
 	return d.valued(State{TS: instant(tick), Paused: s.Paused, Slots: held})
 }
 
-// valued returns s with its value: the tokens in no slot, or when the newest slot is in the
-// future the time until that, as tokens.
+// valued returns s with its value: the rate less the tokens in its slots. If the newest slot is in
+// the future it is the time until then, as tokens below 0.
 func (d *Definition) valued(s State) State {
 	if s.Slots.Ahead > 0 {
 		s.Value = -d.delayed(s.Slots.Ahead * s.Slots.Width)
@@ -64,24 +64,23 @@ func (d *Definition) valued(s State) State {
 	return s
 }
 
-// slotStart is when the slot starts that is a number of slots after the newest of s.
+// slotStart returns the start of the slot that follows the newest slot of s by later slots.
 func (d *Definition) slotStart(s State, later int64) int64 {
 	return s.TS.UnixMicro() + (s.Slots.Ahead+later)*s.Slots.Width
 }
 
-// slotTolerance is the tolerance of a decision about n tokens of s.
+// slotTolerance returns the tolerance of a decision about n tokens of s.
 func (d *Definition) slotTolerance(s State, n float64) float64 {
 	return exact.Tolerance(s.Slots.Greatest(n), d.Rate, 0)
 }
 
-// take has n counted in the first slot in which it fits and which, while s is paused, begins
-// when the pause is over. A floor below 0 bounds how far ahead that may be, as tokens; a floor
-// above 0 is the number of tokens that must be left in the current slots. An allow asks before
-// whether s is paused.
+// take counts n in the first slot with room for it. While s is paused, that slot begins when the
+// pause is over. A floor below 0 bounds how far ahead the slot may be, as tokens. A floor above 0
+// must be left in the current slots. For an allow, the caller has checked that s is not paused.
 func (*slidingWindow) take(d *Definition, s State, now time.Time, n, floor float64) (after State, ok bool) {
 	settled := d.Refill(s, now)
 	if n > d.Rate+exact.Tolerance(n, d.Rate, 0) {
-		return settled, false // it fits in no window, and a shard may be asked for more than it holds
+		return settled, false // no window has room; a shard may be asked for more than it holds
 	}
 	later := settled.Slots.First(n+max(0, floor), d.Rate, d.slotTolerance(settled, n), d.unpaused(settled, now))
 	if settled.Slots.Ahead+later > 0 && d.delayed(d.slotStart(settled, later)-now.UnixMicro()) > max(0, -floor) {
@@ -94,9 +93,8 @@ func (*slidingWindow) spend(d *Definition, settled State, n float64) State {
 	return d.give(settled, n, 0)
 }
 
-// ready is when the first slot begins in which n fits, or the part of that wait is over
-// which a reservation may be ahead. When a pause is over, an earlier slot may do than
-// before.
+// ready returns when the first slot with room for n begins, less the time that floor lets a
+// reservation be ahead. After a pause, an earlier slot may have room than during it.
 func (*slidingWindow) ready(d *Definition, settled State, now time.Time, n, floor float64) time.Time {
 	ahead := d.longestDelay(max(0, -floor))
 	at := func(from int64) time.Time {
@@ -120,15 +118,15 @@ func (*slidingWindow) due(d *Definition, settled State, _ float64) time.Time {
 	return time.Time{}
 }
 
-// credit takes n out of the oldest slots first.
+// credit takes n out of the slots, the oldest first.
 func (*slidingWindow) credit(d *Definition, s State, now time.Time, n float64) State {
 	settled := d.Refill(s, now)
 	settled.Slots = settled.Slots.Oldest(n)
 	return d.valued(settled)
 }
 
-// refund takes n tokens out of the slot of the instant slot, or as many as that has. A slot
-// that no window holds any more refunds nothing.
+// refund takes up to n tokens out of the slot that contains the instant slot. A slot that has left
+// the window refunds nothing.
 func (*slidingWindow) refund(d *Definition, s State, now time.Time, n float64, slot int64) State {
 	settled := d.Refill(s, now)
 	past := slot - d.slotStart(settled, -int64(d.Slots))
@@ -139,8 +137,8 @@ func (*slidingWindow) refund(d *Definition, s State, now time.Time, n float64, s
 	return d.valued(settled)
 }
 
-// room leaves as much as is out in the slot with which that ends, and later slots as they
-// are: a credit takes from the oldest first.
+// room spares the tokens that are out in the slot that ends with them, and all later slots: a
+// credit takes from the oldest slots first.
 func (*slidingWindow) room(d *Definition, settled State, out Out, _ float64) float64 {
 	if out.Tokens == 0 {
 		return settled.Slots.Held(0)
@@ -151,8 +149,8 @@ func (*slidingWindow) room(d *Definition, settled State, out Out, _ float64) flo
 	return totals[last] - totals[0] - out.Tokens
 }
 
-// back refunds to the slot of the lease. What is out is of the slot that it ends with, whenever
-// that is. A row that another definition has written has nothing to give back to.
+// back refunds to the slot of the lease. All tokens that are out belong to the slot that ends with
+// them. A row written by another definition takes nothing back.
 func (*slidingWindow) back(d *Definition, s State, out Out, r *Return, _ time.Time) (State, Out) {
 	out = d.less(out, r, r.Taken.Add(d.SlotWidth()), out.Until.Add(-1))
 	if d.own(s) {
@@ -161,12 +159,12 @@ func (*slidingWindow) back(d *Definition, s State, out Out, r *Return, _ time.Ti
 	return s, out
 }
 
-// full has the tokens that are out in the slot with which they end.
+// full keeps the tokens that are out, in the slot that ends with them.
 func (*slidingWindow) full(d *Definition, key string, _ State, out Out, _ time.Time) State {
 	return d.give(d.Fresh(key, out.Until.Add(-time.Microsecond)), out.Tokens, 0)
 }
 
-// pause keeps the slots as they are.
+// pause keeps the slots.
 func (*slidingWindow) pause(_ *Definition, settled State, _ bool, _, until time.Time) State {
 	settled.Paused = Later(settled.Paused, until)
 	return settled
@@ -182,7 +180,7 @@ func (*slidingWindow) whole(d *Definition, s State, now time.Time, floor float64
 	return math.Floor(value + exact.Tolerance(value, 1, d.Capacity)/2)
 }
 
-// together is when each of the shards has a slot for its part.
+// together returns when every shard has a slot for its part of n.
 func (*slidingWindow) together(d *Definition, states []State, now time.Time, n, floor float64) time.Time {
 	shard, at, parts := d.Shard(), now, float64(len(states))
 	for _, s := range states {
@@ -191,8 +189,8 @@ func (*slidingWindow) together(d *Definition, states []State, now time.Time, n, 
 	return at
 }
 
-// TakeFrom takes n tokens from a sliding window's row at now, for the first slot that
-// begins at from or later and has room for them.
+// TakeFrom takes n tokens from a sliding window's row at now. They go to the first slot with room
+// that begins at from or later.
 func (d *Definition) TakeFrom(s State, now time.Time, n float64, from time.Time) State {
 	settled := d.Refill(s, now)
 	wait := max(0, from.UnixMicro()-d.slotStart(settled, 0))
@@ -200,13 +198,13 @@ func (d *Definition) TakeFrom(s State, now time.Time, n float64, from time.Time)
 	return d.give(settled, n, settled.Slots.First(n, d.Rate, d.slotTolerance(settled, n), first))
 }
 
-// delayed is a time, in microseconds, as the tokens that MaxReserved counts.
+// delayed converts a delay in microseconds to tokens, as MaxReserved counts them.
 func (d *Definition) delayed(micros int64) float64 {
 	return float64(micros) * d.Rate / d.periodMicros()
 }
 
-// longestDelay is the longest time, in microseconds, that is no more than so many
-// tokens by delayed, to the very microsecond.
+// longestDelay returns the longest delay, in microseconds, that delayed converts to no more than
+// tokens. It is exact to the microsecond.
 func (d *Definition) longestDelay(tokens float64) int64 {
 	delay := int64(min(tokens*d.periodMicros()/d.Rate, float64(longestWait)))
 	for d.delayed(delay) > tokens {
@@ -218,18 +216,17 @@ func (d *Definition) longestDelay(tokens float64) int64 {
 	return delay
 }
 
-// Longest is how far ahead a sliding window's reservation may be that may leave floor
-// behind.
+// Longest returns how far ahead a sliding window's reservation may be, by its floor.
 func (d *Definition) Longest(floor float64) time.Duration {
 	return time.Duration(min(d.longestDelay(-floor), math.MaxInt64/int64(time.Microsecond))) * time.Microsecond
 }
 
-// AvailableBy is how many tokens a reservation from a sliding window can take at now for a slot
-// that begins by an instant. s is settled.
+// AvailableBy returns how many tokens a reservation at now can take for a slot that begins by at. s
+// is settled.
 func (d *Definition) AvailableBy(s State, now, at time.Time) float64 {
 	wait := at.UnixMicro() - d.slotStart(s, 0)
 	if s.Slots.Ahead == 0 {
-		wait = max(wait, 0) // it has begun, although a clock may have gone back
+		wait = max(wait, 0) // it has begun, even if the clock went back
 	}
 	if wait < 0 || wait/s.Slots.Width < d.unpaused(s, now) {
 		return 0
@@ -237,8 +234,8 @@ func (d *Definition) AvailableBy(s State, now, at time.Time) float64 {
 	return d.Rate - s.Slots.Held(wait/s.Slots.Width)
 }
 
-// unpaused is how many slots after the newest of s begins the first one for a
-// reservation: 0 unless s is paused.
+// unpaused returns how many slots the first slot for a reservation is after the newest of s: 0
+// unless s is paused.
 func (d *Definition) unpaused(s State, now time.Time) int64 {
 	if !s.Paused.After(now) {
 		return 0
@@ -250,26 +247,27 @@ func (d *Definition) unpaused(s State, now time.Time) int64 {
 	return (wait + s.Slots.Width - 1) / s.Slots.Width
 }
 
-// give gives n in the slot that is a number of slots after the newest of s.
+// give counts n in the slot that follows the newest of s by later slots.
 func (d *Definition) give(s State, n float64, later int64) State {
 	s.Slots = s.Slots.Add(n, later)
 	return d.valued(s)
 }
 
-// plain bounds the totals by mostBase, past which a statement cannot count them anew.
+// plain is false above mostBase: there the totals must be counted anew, which a statement cannot
+// do.
 func (*slidingWindow) plain(d *Definition, s State, _ time.Time) bool {
 	return d.own(s) && s.Slots.Base() <= mostBase*d.Rate
 }
 
-// own reports whether s has slots, and of this definition.
+// own reports whether s has slots of this definition's width and number.
 func (d *Definition) own(s State) bool {
 	return s.Slots != nil && s.Slots.Width == d.Tick() && s.Slots.Count() == d.Slots
 }
 
-// adopt returns s in slots of d, when another definition has written it: one with slots of
-// another width, or of another kind. The tokens of a slot go to the one in which it ends, be
-// that in the future, which is the latest and so the safe one. A value of another kind is the
-// tokens left, and debt is a reservation for when it is paid.
+// adopt returns s in slots of d, if another definition wrote it. The tokens of a slot of another
+// width go to the slot in which theirs ends, which may be in the future: the latest possible, so no
+// window gets too many. The value of another kind becomes the tokens left, and debt becomes a
+// reservation for when it would be paid.
 func (d *Definition) adopt(s State) State {
 	ts := s.TS.UnixMicro()
 	origin := ts

@@ -6,9 +6,8 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/slots"
 )
 
-// State is a limit's two numbers, for one key and shard, and whether it is
-// paused. It needs the limit's definition to mean anything: see
-// [Definition.Settle].
+// State is the stored state of a limit for one key and shard: two numbers and a pause. It needs the
+// limit's definition to mean anything: see [Definition.Refill].
 type State struct {
 	Value  float64      // tokens at TS; negative is debt
 	TS     time.Time    // in whole microseconds
@@ -16,12 +15,11 @@ type State struct {
 	Slots  *slots.Slots // the tokens that a sliding window has granted; nil for the other kinds
 }
 
-// longestWait, in microseconds, is above every wait that a definition allows.
-// A debt that an earlier and faster definition left can be longer than a
-// time.Time tells; it is cut to this.
+// longestWait, in microseconds, is above every wait that a definition allows. Debt that an earlier,
+// faster definition left can mean a wait longer than a time.Time holds; it is cut to this.
 const longestWait = 4 * int64(MaxSpan/time.Microsecond)
 
-// reach is when a row that is refilled from ts on has been refilled with tokens.
+// reach returns when a row refilled from ts on has been refilled with tokens.
 func (d *Definition) reach(ts int64, tokens float64) int64 {
 	if tokens/d.Rate*d.periodMicros() > float64(longestWait) {
 		return ts + longestWait
@@ -29,34 +27,31 @@ func (d *Definition) reach(ts int64, tokens float64) int64 {
 	return d.kind().reach(d, ts, tokens)
 }
 
-// Equal reports whether two states are the same, to the last bit.
+// Equal reports whether two states are the same to the last bit.
 func (s State) Equal(t State) bool {
 	return s.Value == t.Value && s.TS.Equal(t.TS) && s.Paused.Equal(t.Paused) && s.Slots.Equal(t.Slots)
 }
 
 func instant(micros int64) time.Time { return time.UnixMicro(micros).UTC() }
 
-// Fresh is the state of a key that has no row: full.
+// Fresh returns the state of a key without a row: full.
 func (d *Definition) Fresh(key string, now time.Time) State {
 	return d.kind().fresh(d, key, now)
 }
 
-// Refill brings s to now: it adds the tokens that were refilled since, up to
-// Capacity. A now before s.TS, from a clock that went back or a caller that is
-// late, neither takes tokens away nor creates any.
+// Refill brings s to now: it adds the tokens refilled since s.TS, up to Capacity. A now before
+// s.TS, from a clock that went back or a late caller, changes nothing.
 //
-// A state that another definition of the name has written is taken as it is, so a new Rate
-// holds at once for all keys. From a limit of another kind or with other slots, a sliding
-// window takes over the tokens taken lately and counts them as late as they may have been
-// taken, and the other kinds take over the tokens left; while programs with both run, the bound
-// is not kept.
+// A state written by another definition of the name is taken as it is, so a new Rate holds at once
+// for all keys. Between kinds, or between other slots, a sliding window takes over the tokens taken
+// lately and counts them as late as they may have been taken. The other kinds take over the tokens
+// left. While programs with both definitions run, the bound does not hold.
 func (d *Definition) Refill(s State, now time.Time) State {
 	return d.kind().refill(d, s, now)
 }
 
-// ValueAt is the value at now of s, which is settled. Only a sliding window's differs
-// from that of s, when the newest slot is in the future: that is as far away as now says,
-// and not as the beginning of a slot.
+// ValueAt returns the value of s, which is settled, at now. It differs from s.Value only if a
+// sliding window's newest slot is in the future: then it depends on the time from now.
 func (d *Definition) ValueAt(s State, now time.Time) float64 {
 	if s.Slots != nil && s.Slots.Ahead > 0 {
 		return -d.delayed(d.slotStart(s, 0) - now.UnixMicro())
@@ -64,18 +59,17 @@ func (d *Definition) ValueAt(s State, now time.Time) float64 {
 	return s.Value
 }
 
-// When is the first instant at which s, which is settled, is not paused and holds
-// want tokens, if nothing is taken: s.TS when it does already. want is at most Capacity.
+// When returns the first instant at which s, which is settled, is not paused and holds want tokens,
+// if nothing is taken. That is s.TS if it does already. want is at most Capacity.
 func (d *Definition) When(s State, want float64) time.Time {
 	paused := s.Paused
 	s.Paused = time.Time{}
 	return Later(d.kind().ready(d, s, s.TS, want, 0), paused)
 }
 
-// Ready is the first instant at which n tokens can be taken from s so that at
-// least floor is left, if nothing else is taken: not after now when they can be
-// already. A pause does not count, since it does not for a reservation, but that of a
-// sliding window is for a slot after it.
+// Ready returns the first instant at which n tokens can be taken from s so that floor is left, if
+// nothing else is taken. That is no later than now if they can be taken already. A pause does not
+// count, because reservations ignore it; in a sliding window they get a slot after it.
 func (d *Definition) Ready(s State, now time.Time, n, floor float64) time.Time {
 	return d.kind().ready(d, d.Refill(s, now), now, n, floor)
 }
@@ -88,9 +82,8 @@ func Later(a, b time.Time) time.Time {
 	return a
 }
 
-// Floor returns the lowest value that a call may leave behind: 0, or for a reservation
-// −MaxReserved, and never more debt than is refilled during MaxSpan, so that every wait has a
-// duration.
+// Floor returns the lowest value that a call may leave behind: 0 for an allow, −MaxReserved for a
+// reservation. Debt is bounded by the refill during MaxSpan, so that every wait is a time.Duration.
 func (d *Definition) Floor(reserve bool) float64 {
 	if !reserve {
 		return 0
@@ -98,8 +91,8 @@ func (d *Definition) Floor(reserve bool) float64 {
 	return 0 - min(d.MaxReserved, d.Rate*float64(MaxSpan)/float64(d.Period))
 }
 
-// Keeps returns the lowest value that must be left by a call that is granted at once and may
-// leave floor behind. A sliding window's reservations go ahead in time, and not below 0.
+// Keeps returns the lowest value that a call may leave if it is granted at once, by its floor. In a
+// sliding window debt lies in later slots, so that is never below 0.
 func (d *Definition) Keeps(floor float64) float64 {
 	if d.Slotted() {
 		return max(0, floor)
@@ -107,32 +100,33 @@ func (d *Definition) Keeps(floor float64) float64 {
 	return floor
 }
 
-// Most is the largest count that a call may ever take that may leave floor behind.
+// Most returns the largest count that a call with this floor can ever take.
 func (d *Definition) Most(floor float64) float64 { return d.Capacity - d.Keeps(floor) }
 
-// Take takes n tokens from s at now if that leaves at least floor; it returns the state to
-// store, or when ok is false, the current one. It does not check whether s is paused, which
-// refuses an allow and not a reservation; but a sliding window gives a reservation a slot that
-// begins when the pause is over, so for an allow s must not be paused.
+// Take takes n tokens from s at now if that leaves at least floor, and returns the state to store.
+// If ok is false it returns the current state. It does not check whether s is paused: a pause
+// refuses an allow but no reservation. A sliding window gives a reservation a slot after the pause,
+// so for an allow s must not be paused.
 func (d *Definition) Take(s State, now time.Time, n, floor float64) (after State, ok bool) {
 	return d.kind().take(d, s, now, n, floor)
 }
 
-// Spend takes n tokens from s at now, even below 0. A negative n puts back the tokens that were
-// taken last.
+// Spend takes n tokens from s at now, even below 0. A negative n puts back tokens that were just
+// taken.
 func (d *Definition) Spend(s State, now time.Time, n float64) State {
 	return d.kind().spend(d, d.Refill(s, now), n)
 }
 
-// Due is when the work may run for which n tokens were taken that left s behind: now,
-// unless s is in debt or paused.
+// Due returns when the work of n tokens that left s behind may run: now, unless s is in debt or
+// paused.
 func (d *Definition) Due(s State, now time.Time, n float64) time.Time {
 	return Later(Later(now, s.Paused), d.kind().due(d, s, n))
 }
 
-// Charged is when a taking at now counts that left s behind: now, but within the tick
-// of s. That one begins later if the clock went back or another call was decided by a
-// later instant, and is over if now is that of another row which had to be waited for.
+// Charged returns the instant at which a take counts that left s behind at now. It is now, moved
+// into the current tick of s. That tick begins after now if the clock went back, or if another call
+// was decided by a later instant. It is over if now is another row's instant, for which the call
+// had to wait.
 func (d *Definition) Charged(s State, now time.Time) time.Time {
 	last := d.Next(s.TS).Add(-time.Microsecond)
 	switch {
@@ -144,38 +138,36 @@ func (d *Definition) Charged(s State, now time.Time) time.Time {
 	return now
 }
 
-// Missing is the most that a credit gives back to s, which is settled.
+// Missing returns the most that a credit gives back to s, which is settled.
 func (d *Definition) Missing(s State) float64 { return d.kind().room(d, s, Out{}, 0) }
 
-// Credit gives n tokens back to s at now, up to Capacity, and a sliding window to its
-// oldest slots first. While s is paused they can be
-// reserved, and allowed after the pause. More than
-// Capacity, which another definition of the name has left there, stays.
+// Credit gives n tokens back to s at now, up to Capacity; a sliding window gives them to its oldest
+// slots first. While s is paused they can be reserved, and allowed after the pause. A value above
+// Capacity, left by another definition of the name, stays.
 func (d *Definition) Credit(s State, now time.Time, n float64) State {
 	return d.kind().credit(d, s, now, n)
 }
 
-// Charge takes n tokens from s at now, below every bound if need be: they were used already. A
-// value above Capacity, which another definition of the name has left, stays. A sliding window
-// counts them in its newest slot: later calls are given that or a later one, so no window that
-// has them has too many besides.
+// Charge takes n tokens that were used already from s at now, below every bound if need be. A value
+// above Capacity, left by another definition of the name, stays. A sliding window counts them in
+// its newest slot. Later calls get that slot or a later one, so no other window holds too many.
 func (d *Definition) Charge(s State, now time.Time, n float64) State {
 	settled := d.Refill(s, now)
 	settled.Value = max(settled.Value, s.Value)
 	return d.kind().spend(d, settled, n)
 }
 
-// Refund gives the tokens of a call back to s at now. It adds to the value as it is stored:
-// with nothing refilled that is the same by every definition, however it has changed since, and
-// the next take cuts it to its capacity. A sliding window refunds to the slot of the instant
-// slot, or not at all if that is long ago.
+// Refund gives the tokens of a call back to s at now. It adds to the stored value without
+// refilling, which gives the same by every definition; the next take cuts the value to its
+// capacity. A sliding window refunds to the slot that contains the instant slot. If that slot has
+// left the window it refunds nothing.
 func (d *Definition) Refund(s State, now time.Time, n float64, slot int64) State {
 	return d.kind().refund(d, s, now, n, slot)
 }
 
-// Slot is an instant of the slot in which a taking that left s behind was counted, in
-// microseconds since 1970: its last, which is in the slot to which another definition
-// would count it. It is 0 for the other kinds.
+// Slot returns the last instant of the slot in which a take that left s behind was counted, in
+// microseconds since 1970. Another definition would count it in the slot with this instant, too. It
+// is 0 for the other kinds.
 func (d *Definition) Slot(s State) int64 {
 	if s.Slots == nil {
 		return 0
@@ -183,45 +175,44 @@ func (d *Definition) Slot(s State) int64 {
 	return d.slotStart(s, 1) - 1
 }
 
-// Plain reports whether a statement at now can add to s: it is as this definition writes it,
-// and has been settled not long ago.
+// Plain reports whether a statement at now can add to s: this definition wrote it, and it was
+// settled not long ago.
 func (d *Definition) Plain(s State, now time.Time) bool { return d.kind().plain(d, s, now) }
 
-// Whole is how many whole tokens can be taken from s at now so that floor is left, which is
-// not below 0; a call that takes as much as there is takes so many.
+// Whole returns how many whole tokens can be taken from s at now so that floor is left; floor is
+// not below 0. It is what a call gets that takes all there is.
 func (d *Definition) Whole(s State, now time.Time, floor float64) float64 {
 	return d.kind().whole(d, s, now, floor)
 }
 
-// Pause empties s at now; before until nothing can be allowed and nothing is refilled. Debt
-// stays. The later of two pauses holds. An until that is not after now changes nothing. A
+// Pause empties s at now. Until the pause is over nothing is allowed and nothing is refilled. Debt
+// stays. Of two pauses the later one holds. An until that is not after now changes nothing. A
 // sliding window keeps its slots, and a quota by the calendar its value.
 func (d *Definition) Pause(s State, now, until time.Time) State {
 	settled := d.Refill(s, now)
 	if !until.After(now) {
 		return settled
 	}
-	until = instant(until.Add(time.Microsecond - 1).UnixMicro()) // not before until
+	until = instant(until.Add(time.Microsecond - 1).UnixMicro()) // rounded up to a microsecond
 	return d.kind().pause(d, settled, s.Paused.After(now), now, until)
 }
 
-// Resume ends at now a pause of key that is not over: the value stays, a token
-// bucket fills from now on, and a fixed window has its own edges back. It
-// changes nothing when there is no such pause.
+// Resume ends a pause of key at now. The value stays. A token bucket fills from now on, and a fixed
+// window gets its own edges back. Without a pause it changes nothing.
 func (d *Definition) Resume(key string, s State, now time.Time) State {
 	return d.ResumeBeside(key, s, Out{}, now)
 }
 
-// idleFor is for how long a row must have meant the same as no row before it may
-// go. A caller that read the clock and then waited for the row makes a new one, as
-// of then, if it was deleted meanwhile; by that it must be full as well.
+// idleFor is how long a row must have meant the same as no row before it may be deleted. A caller
+// may have read the clock and then waited for the row. If the row was deleted meanwhile, the caller
+// makes a new one as of that instant, at which the row must have been full, too.
 const idleFor = time.Minute
 
-// Idle reports whether s is full at now, has been for a minute, and is not paused, and so means
-// the same as no row of key. A fixed window with other edges than a fresh row, since it was
-// paused, means that only once it has let an edge pass unused: otherwise, with its edges moved,
-// more could be refilled than in any window. By the calendar such a row, which stands on no edge,
-// is kept until one has counted.
+// Idle reports whether s means the same as no row of key: it is full at now, has been for a minute,
+// and is not paused. After a pause a fixed window can have other edges than a fresh row. Then it is
+// idle only once an edge has passed unused: otherwise, with its edges moved back, a window could
+// refill more than Rate. By the calendar, such a row stands on no edge. It is kept until an edge
+// has counted.
 func (d *Definition) Idle(key string, s State, now time.Time) bool {
 	now = now.Add(-idleFor)
 	settled := d.Refill(s, now)

@@ -38,7 +38,7 @@ func (*tokenBucket) back(d *Definition, s State, out Out, r *Return, now time.Ti
 	if late := past.Sub(r.End); r.leftover() && late > 0 {
 		n = max(0, n-d.Inflow(late))
 	}
-	above := s.Value // capacity, as another definition has left it; see Charge
+	above := s.Value // Capacity, left by another definition; see Charge
 	if s = d.Refill(s, now); !r.leftover() || !s.Paused.After(now) {
 		s.Value = max(s.Value, min(s.Value+n, d.Capacity-d.Owed(out, now)))
 	}
@@ -46,7 +46,7 @@ func (*tokenBucket) back(d *Definition, s State, out Out, r *Return, now time.Ti
 	return s, out
 }
 
-// full has no pause, but an instant that is ahead of a clock that went back.
+// full ends a pause, but keeps an instant ahead of now, from a clock that went back.
 func (b *tokenBucket) full(d *Definition, _ string, s State, out Out, now time.Time) State {
 	settled := d.Refill(s, now)
 	if s.Paused.After(now) {

@@ -8,8 +8,9 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
-// Held stores the result of n tokens of a, of one row, that the process held already: in one
-// allocation, unless it is a reservation. paid is a's Paid, after is the state then.
+// Held stores the result of n tokens that the process held already for a, which has one row. It
+// makes one allocation, or two for a reservation. paid is what Paid returns, and after is the
+// balance that is left.
 func (a *Demand) Held(paid *receipt.Limit, n float64, reserve bool, after *bucket.State, at time.Time, result *ratelimit.Result) {
 	holding := holdingOf(&a.Definition, *after, at)
 	a.report(&result.Status, true, &holding, at, at)
@@ -17,17 +18,17 @@ func (a *Demand) Held(paid *receipt.Limit, n float64, reserve bool, after *bucke
 	result.Before += n
 	var left []receipt.Left
 	if reserve {
-		left = []receipt.Left{{TS: at}} // no debt
+		left = []receipt.Left{{TS: at}} // without debt
 	}
 	result.Receipt = receipt.One(paid, a.Definition.Slot(*after), n, left, at)
 }
 
-// Refused returns the result of an allow of n tokens of a, of one row that is in a state, which
-// it cannot grant; false if it can.
+// Refused returns the result of an allow of n tokens for a, which has one row, if its state cannot
+// grant them; otherwise it returns false.
 func (a *Demand) Refused(n float64, state bucket.State, at time.Time) (ratelimit.Result, bool) {
 	d, without := &a.Definition, state
 	paused := state.Paused.After(at)
-	if paused { // which for an allow does not change the tokens left
+	if paused { // a pause leaves the tokens of an allow as they are
 		without.Paused = time.Time{}
 	}
 	_, ok := d.Take(without, at, n, a.Floor)
@@ -52,8 +53,8 @@ type Balance struct {
 	At    time.Time
 }
 
-// Remainder returns the call for those of c's asks that were not granted from tokens which the process
-// holds already.
+// Remainder returns a call for the demands of c without a balance: those that tokens held by the
+// process did not grant.
 func (c *Call) Remainder(balances []*Balance) Call {
 	rest := Call{Reserve: c.Reserve}
 	for i := range c.Demands {
@@ -65,18 +66,18 @@ func (c *Call) Remainder(balances []*Balance) Call {
 	return rest
 }
 
-// Join returns the result of c, of the result of its rest and of the states of those of its
-// limits that were granted from tokens that the process held; the zero Result if there is no
-// rest. If the rest was refused, so is the whole.
+// Join returns the result of c. rest is the result of Remainder, or the zero Result if it was
+// empty; balances are those of the demands that tokens held by the process granted. If the rest was
+// refused, so is the whole.
 func (c *Call) Join(rest ratelimit.Result, balances []*Balance) ratelimit.Result {
 	statuses := make([]ratelimit.Status, len(c.Demands))
 	var (
 		payments []receipt.Payment
 		left     []receipt.Left
-		taker    string // of the rest, as is conn
+		taker    string // the transaction of the rest, on conn
 		conn     any
 		at       time.Time
-		places   []int // of the rest's asks
+		places   []int // in c, of the demands of the rest
 	)
 	each := rest.Each()
 	for i := range c.Demands {
@@ -89,7 +90,7 @@ func (c *Call) Join(rest ratelimit.Result, balances []*Balance) ratelimit.Result
 			statuses[i].Taken = a.Count
 			statuses[i].Before += a.Count
 			payments = append(payments, receipt.Payment{Limit: a.Paid(), Place: a.index, Slot: a.Definition.Slot(balances[i].State), Tokens: a.Count})
-			left = append(left, receipt.Left{TS: balances[i].At}) // no debt
+			left = append(left, receipt.Left{TS: balances[i].At}) // without debt
 		}
 		at = bucket.Later(at, statuses[i].At)
 	}
@@ -98,7 +99,7 @@ func (c *Call) Join(rest ratelimit.Result, balances []*Balance) ratelimit.Result
 			statuses[i].Taken, statuses[i].Before = 0, statuses[i].Value
 		}
 		result := c.result(statuses)
-		if result.OK { // others were faster: there may be enough by now
+		if result.OK { // other calls were faster; by now there may be enough
 			result.Status = rest.Status
 		}
 		return result

@@ -1,7 +1,7 @@
-// Package decide is how every store decides a call: the requests (Call), the state of their
-// rows (View), the tokens to take from each row (Plan), and the result. All of it is
-// pure but [Definitions], which remembers what a store has met. The arithmetic of one row is
-// package bucket's.
+// Package decide decides calls for every store: from the requests ([Call]) and the states of their
+// rows ([View]) to the tokens to take from each row ([Call.Plan]) and the result. Everything in it
+// is pure except [Definitions], which remembers the limits that a store was called with. Package
+// bucket has the arithmetic of one row.
 package decide
 
 import (
@@ -18,42 +18,44 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/valid"
 )
 
-// Call is an allow, reserve or check: its requests, validated, those for the same limit and key
-// added up, in the order in which rows are locked.
+// Call holds the validated requests of an allow, reserve or check. Requests for the same limit and
+// key are added up. Demands are in the order in which their rows are locked.
 type Call struct {
 	Reserve bool
-	First   bool // takes from the first of its asks, in their order, that can grant
+	First   bool // takes from the first demand that can grant
 	Demands []Demand
 
-	// Plain is set for an allow of one limit that decides by the level of one row, and keeps no share:
-	// the call of most users. A call that could be Plain need not be, and a reservation never is.
+	// Plain marks an allow of one limit without Above, whose row has a value and no shards: the
+	// call of most users. It is set as a short cut only; a call like that may lack it. A
+	// reservation never has it.
 	Plain bool
 
-	asked float64 // the most that an AtMost call takes; its ask has the count that can be granted
+	asked float64 // the count of an AtMost call; that of its demand is cut to what the limit can ever grant
 }
 
-// Demand is a request of a call with its limit's definition.
+// Demand is a request of a call, with the definition of its limit.
 type Demand struct {
 	ratelimit.Request
 	Definition bucket.Definition
-	Floor      float64 // the lowest value that it may leave behind; of all shards together, if above 0
-	index      int     // in the order of the call
-	noted      bool    // the definition is one that Definitions has checked
+	Floor      float64 // the lowest value to leave behind: above 0 in all shards together, otherwise divided among them
+	index      int     // the place of its request in the call
+	noted      bool    // the definition comes from Definitions, which has checked it
 }
 
-// Met returns the limit of a request if that was found valid before, otherwise nil: [Definitions] do.
+// Met returns the limit of a request if it was found valid before, otherwise nil. [Definitions]
+// implements it.
 type Met interface {
 	of(r ratelimit.Request) *validated
 }
 
-// validated is a limit whose fields are valid, with its definition.
+// validated is a valid limit with its definition.
 type validated struct {
 	limit      ratelimit.Limit
 	definition bucket.Definition
-	most       float64 // the largest count of a plain call; 0 if no call of it is plain
+	most       float64 // the largest count of a plain call; 0 if no call of the limit is plain
 }
 
-// Key names a limit's state: all rows that have this name and key.
+// Key names the state of a limit for a key: all rows with this name and key.
 type Key struct{ Name, Key string }
 
 // Row names a row of the table.
@@ -62,7 +64,7 @@ type Row struct {
 	Shard int
 }
 
-// Compare returns the order of rows of one call or batch.
+// Compare orders the rows of one call or batch.
 func (r Row) Compare(other Row) int {
 	if c := strings.Compare(r.Name, other.Name); c != 0 {
 		return c
@@ -73,11 +75,11 @@ func (r Row) Compare(other Row) int {
 	return cmp.Compare(r.Shard, other.Shard)
 }
 
-// KeyOf returns the key that a asks for.
+// KeyOf returns the name and key of a's rows.
 func (a *Demand) KeyOf() Key { return Key{a.Definition.Name, a.Key} }
 
-// RowOnly reports whether a goes by its row alone, and not by the tokens of it in the memories of
-// processes, since it must leave a share.
+// RowOnly reports whether a is decided by its row alone, without tokens in the memories of
+// processes, because it must leave a share.
 func (a *Demand) RowOnly() bool { return a.Floor > 0 }
 
 // Sharded reports whether a's limit has several rows.
@@ -94,16 +96,17 @@ func (c *Call) Sharded() bool {
 // AtMost reports whether c takes the tokens available, up to its count.
 func (c *Call) AtMost() bool { return c.asked > 0 }
 
-// OnLockedRows reports whether c must be decided on rows that are locked and were read: since
-// it takes the tokens available, reserves a slot of a sliding window, or must leave a share in
-// several shards together.
+// OnLockedRows reports whether c must be decided on rows that are read and locked. These calls
+// must: one that takes what is available, a reservation in a sliding window, and one that leaves a
+// share in several shards together.
 func (c *Call) OnLockedRows() bool {
 	return c.AtMost() || slices.ContainsFunc(c.Demands, func(a Demand) bool {
 		return c.Reserve && a.Definition.Slotted() || a.Floor > 0 && a.Sharded()
 	})
 }
 
-// Head returns the call for the part of c to take if possible: all of it, or its first ask.
+// Head returns the part of c to try first: its first demand if it takes from one of several,
+// otherwise c.
 func (c *Call) Head() *Call {
 	if !c.First || len(c.Demands) == 1 {
 		return c
@@ -111,15 +114,14 @@ func (c *Call) Head() *Call {
 	return &Call{Reserve: c.Reserve, Demands: c.Demands[:1]}
 }
 
-// New validates requests and sorts them: those of one row first, since takes from several rows
-// are undone differently, and then by name and key. Its errors are ErrInvalid and
-// ErrExceedsCapacity.
+// New validates requests and sorts them by name and key, limits with one row first: takes from
+// several rows are undone differently. Its errors are ErrInvalid and ErrExceedsCapacity.
 func New(reserve bool, requests ...ratelimit.Request) (Call, error) {
 	return NewIn(nil, nil, reserve, requests...)
 }
 
-// NewIn is New with a place for the demands: that of demands, if there is room for all of them. It
-// does not validate limits again that met, which may be nil, has found valid.
+// NewIn does what New does, and reuses the slice demands if it is large enough. It skips the checks
+// of limits that met has found valid; met may be nil.
 func NewIn(met Met, demands []Demand, reserve bool, requests ...ratelimit.Request) (Call, error) {
 	if len(requests) == 1 && met != nil && !reserve {
 		if v := met.of(requests[0]); v != nil && v.allows(&requests[0]) {
@@ -150,7 +152,7 @@ func inLockingOrder(a, b Demand) int {
 		cmp.Compare(a.Definition.Name, b.Definition.Name), cmp.Compare(a.Key, b.Key))
 }
 
-// Locking returns the places of c's asks in the order in which their rows are locked.
+// Locking returns the places of c's demands in the order in which their rows are locked.
 func (c *Call) Locking() []int {
 	order := UpTo(len(c.Demands))
 	slices.SortFunc(order, func(i, j int) int { return inLockingOrder(c.Demands[i], c.Demands[j]) })
@@ -176,8 +178,8 @@ func badNumber(requests, most int) error {
 	}
 }
 
-// NewAtMost returns the call that takes as many whole tokens as there are, up to the count of
-// the request. Its errors are those of New.
+// NewAtMost returns a call that takes the available whole tokens, up to the request's count. Its
+// errors are those of New.
 func NewAtMost(r ratelimit.Request) (Call, error) {
 	if err := r.Validate(); err != nil {
 		return Call{}, err
@@ -196,11 +198,11 @@ func NewAtMost(r ratelimit.Request) (Call, error) {
 	return Call{Demands: []Demand{{Request: r, Definition: d, Floor: floor}}, asked: asked}, nil
 }
 
-// wholeTokens returns how many whole tokens a count has.
+// wholeTokens returns the whole tokens of a count.
 func wholeTokens(count float64) float64 { return math.Floor(count) }
 
-// NewFirst returns the call that takes from the first of the limits that can grant. Those
-// that never can are left out; its errors, if there is no other, are those of New.
+// NewFirst returns a call that takes from the first limit that can grant. It leaves out limits that
+// can never grant their count. If no limit is left, it returns the error that New would.
 func NewFirst(requests ...ratelimit.Request) (Call, error) {
 	if err := badNumber(len(requests), ratelimit.MaxRequests); err != nil {
 		return Call{}, err
@@ -228,14 +230,14 @@ func NewFirst(requests ...ratelimit.Request) (Call, error) {
 	return call, nil
 }
 
-// twice returns the error of the i-th request of a call that takes from the first, if there is
-// another for its limit and key.
+// twice returns the error of a call that takes from the first of several, and whose i-th request
+// repeats a limit and key.
 func twice(i int, r ratelimit.Request) error {
 	return &ratelimit.FieldError{Limit: ratelimit.NameOf(r.Limit), Field: "Requests", Value: i, Reason: "is for a limit and key that another one is for"}
 }
 
-// NewChecks returns a call of requests that are each checked by itself; several can be for the
-// same limit and key. Its errors are those of New.
+// NewChecks returns a call whose requests are checked independently of each other; a limit and key
+// may repeat. Its errors are those of New.
 func NewChecks(requests ...ratelimit.Request) (Call, error) {
 	if err := badNumber(len(requests), ratelimit.MaxChecks); err != nil {
 		return Call{}, err
@@ -252,13 +254,13 @@ func NewChecks(requests ...ratelimit.Request) (Call, error) {
 		}
 		rows += call.Demands[i].Definition.Shards
 	}
-	if err := badNumber(rows, ratelimit.MaxChecks); err != nil { // shards counted
+	if err := badNumber(rows, ratelimit.MaxChecks); err != nil { // a limit counts once for each of its shards
 		return Call{}, err
 	}
 	return call, nil
 }
 
-// add adds a request to c. A limit that met has found valid is not validated again.
+// add adds a request to c. It skips the checks of a limit that met has found valid.
 func (c *Call) add(met Met, r *ratelimit.Request) error {
 	var d bucket.Definition
 	noted := false
@@ -297,26 +299,26 @@ func (c *Call) add(met Met, r *ratelimit.Request) error {
 	return nil
 }
 
-// allows reports whether nothing is left to check of a request to allow, which makes a Plain call.
+// allows reports whether r, an allow, makes a Plain call and needs no other checks.
 func (v *validated) allows(r *ratelimit.Request) bool {
 	return r.Count >= 1 && r.Count <= v.most && r.AboveShare == 0 && r.Mode <= ratelimit.ModeEnforce &&
 		valid.Text(r.Key, ratelimit.MaxKeyLength) == ""
 }
 
-// sound reports whether a request whose limit is valid is so itself.
+// sound reports whether r is valid, given that its limit is.
 func sound(r *ratelimit.Request, d *bucket.Definition) bool {
 	return valid.Text(r.Key, ratelimit.MaxKeyLength) == "" && valid.Count(r.Count, d.Capacity) == "" &&
 		r.AboveShare >= 0 && r.AboveShare <= 1 && r.Mode <= ratelimit.ModeRefuse
 }
 
-// kept returns how many tokens a request is to leave.
+// kept returns the tokens that r must leave.
 func kept(r *ratelimit.Request, d *bucket.Definition) float64 { return r.AboveShare * d.Capacity }
 
 func notAbove(r ratelimit.Request, what string) error {
 	return &ratelimit.FieldError{Limit: ratelimit.NameOf(r.Limit), Field: "Above", Value: r.AboveShare, Reason: "is not for " + what}
 }
 
-// BadCredit returns the error of a request with a count that cannot be given back.
+// BadCredit returns an error if the request's count cannot be given back.
 func BadCredit(r ratelimit.Request) error {
 	if err := r.Validate(); err != nil || r.AboveShare == 0 {
 		return err
@@ -324,7 +326,7 @@ func BadCredit(r ratelimit.Request) error {
 	return notAbove(r, "a credit, which takes nothing")
 }
 
-// exceeds returns the error of a count that can never be granted.
+// exceeds returns an error if the count can never be granted.
 func (a *Demand) exceeds(reserve bool) error {
 	most := a.Definition.Most(a.Floor)
 	if a.Count <= most+exact.Tolerance(a.Count, most, 0)/2 {
@@ -333,7 +335,7 @@ func (a *Demand) exceeds(reserve bool) error {
 	return &ratelimit.ExceedsCapacityError{Request: a.Request, Reserve: reserve, Most: most}
 }
 
-// Rows returns all rows of an ask's limit and key.
+// Rows returns all rows of a's limit and key.
 func (a *Demand) Rows() []Row {
 	rows := make([]Row, a.Definition.Shards)
 	for shard := range rows {
@@ -342,7 +344,7 @@ func (a *Demand) Rows() []Row {
 	return rows
 }
 
-// BadPage returns the error of a limit or a page that cannot be.
+// BadPage returns an error if the limit or page is invalid.
 func BadPage(limit ratelimit.Limit, page ratelimit.Page) error {
 	for _, key := range []string{page.Prefix, page.After} {
 		if err := (ratelimit.Request{Limit: limit, Key: key}).Validate(); err != nil {
@@ -355,8 +357,9 @@ func BadPage(limit ratelimit.Limit, page ratelimit.Page) error {
 	return nil
 }
 
-// NewChange returns calls that ask nothing of a key of a limit, by its definition as it was and as it
-// is to be. These must have one name and kind, or the one would misread the other's rows.
+// NewChange returns two calls that take nothing: for a key of a limit by its definition before and
+// after a change. Both definitions must have the same name and kind, since programs with the other
+// one would misread the rows.
 func NewChange(from, to ratelimit.Limit, key string) (before, after Call, err error) {
 	if before, err = New(false, ratelimit.Request{Limit: from, Key: key}); err != nil {
 		return before, after, err
@@ -374,8 +377,7 @@ func NewChange(from, to ratelimit.Limit, key string) (before, after Call, err er
 	return before, after, err
 }
 
-// BadPause returns the error of a pause that cannot be: for no time, or for longer than
-// MaxSpan.
+// BadPause returns an error if a pause is not positive, or longer than MaxSpan.
 func BadPause(limit ratelimit.Limit, lasts time.Duration) error {
 	reason := ""
 	switch {
@@ -389,8 +391,8 @@ func BadPause(limit ratelimit.Limit, lasts time.Duration) error {
 	return &ratelimit.FieldError{Limit: ratelimit.NameOf(limit), Field: "Duration", Value: lasts, Reason: reason}
 }
 
-// Resolved returns requests by the definitions that hold for their keys in a catalog, or as they
-// are if it is nil.
+// Resolved returns requests with the definitions that a catalog has for their keys. Without a
+// catalog it returns requests.
 func Resolved(catalog ratelimit.Catalog, requests []ratelimit.Request) []ratelimit.Request {
 	if catalog == nil {
 		return requests

@@ -10,18 +10,18 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
-// Verb is how the requests of a call belong together.
+// Verb says how the requests of a call belong together.
 type Verb uint8
 
 // The verbs.
 const (
 	All    Verb = iota // all or nothing
-	Look               // as All, and nothing is taken
+	Look               // as All, without taking
 	AtMost             // as many whole tokens as there are
 	First              // from the first that can grant
 )
 
-// Observed returns the verb by the name that is observed.
+// Observed returns the name under which observers see the verb.
 func (v Verb) Observed(reserve bool) ratelimit.Verb {
 	switch {
 	case v == Look:
@@ -36,8 +36,8 @@ func (v Verb) Observed(reserve bool) ratelimit.Verb {
 	return ratelimit.VerbAllow
 }
 
-// Call returns the call of requests, none of which is in a mode. Its errors are those of
-// [New], [NewAtMost] or [NewFirst]. See NewIn for met and demands.
+// Call returns the call of requests without modes. Its errors are those of [New], [NewAtMost] or
+// [NewFirst]. See NewIn for met and demands.
 func (v Verb) Call(met Met, demands []Demand, reserve bool, requests []ratelimit.Request) (Call, error) {
 	switch v {
 	case AtMost:
@@ -48,18 +48,18 @@ func (v Verb) Call(met Met, demands []Demand, reserve bool, requests []ratelimit
 	return NewIn(met, demands, reserve, requests...)
 }
 
-// Modes is a call of requests in modes, of which stores know nothing: they are asked as if all
-// were enforced, and if all are granted there is no more to it. When one is refused that is in
-// ModeShadow, it is set aside, and the others are asked again.
+// Modes decides a call whose requests have modes. Stores know no modes: they are asked as if every
+// limit were enforced. If a limit in ModeShadow refuses, it is set aside, and the others are asked
+// again.
 type Modes struct {
 	verb  Verb
 	at    time.Time
 	keys  []Key                     // in the order of the call
-	asked map[Key]ratelimit.Request // with counts added up
-	aside map[Key]ratelimit.Status  // of those that are not asked any more
+	asked map[Key]ratelimit.Request // their counts added up
+	aside map[Key]ratelimit.Status  // limits that are not asked any more
 }
 
-// Moded reports whether one of requests is in another mode than to be enforced.
+// Moded reports whether a request has another mode than ModeEnforce.
 func Moded(requests []ratelimit.Request) bool {
 	for i := range requests {
 		if requests[i].Mode > ratelimit.ModeEnforce {
@@ -69,8 +69,8 @@ func Moded(requests []ratelimit.Request) bool {
 	return false
 }
 
-// ByMode decides a call of requests in modes by ask, which decides one without. Errors are
-// those of New and of ask.
+// ByMode decides a call of requests with modes. ask decides one without. Its errors are those of
+// New and of ask.
 func ByMode(verb Verb, at time.Time, requests []ratelimit.Request, ask func([]ratelimit.Request) (ratelimit.Result, error)) (ratelimit.Result, error) {
 	m, err := NewModes(verb, at, requests)
 	if err != nil {
@@ -88,8 +88,9 @@ func ByMode(verb Verb, at time.Time, requests []ratelimit.Request, ask func([]ra
 	return m.Report(result), nil
 }
 
-// NewModes checks requests, at an instant. Its errors are ErrInvalid. AtMost and First enforce limits
-// in ModeShadow: that a mode from a catalog is not for a verb is no reason to fail its callers.
+// NewModes checks requests at an instant. Its errors are ErrInvalid. AtMost and First enforce
+// limits in ModeShadow: these verbs have no shadow, and a mode set in a catalog must not fail
+// calls.
 func NewModes(verb Verb, at time.Time, requests []ratelimit.Request) (*Modes, error) {
 	if err := badNumber(len(requests), ratelimit.MaxRequests); err != nil {
 		return nil, err
@@ -115,18 +116,18 @@ func NewModes(verb Verb, at time.Time, requests []ratelimit.Request) (*Modes, er
 		}
 		m.asked[key] = r
 	}
-	for i := range call.Demands { // with counts added up
+	for i := range call.Demands { // counts are added up now
 		m.asked[call.Demands[i].KeyOf()] = call.Demands[i].Request
 	}
 	return m, nil
 }
 
-// InShadow reports whether the requests for a limit and key are in ModeShadow.
+// InShadow reports whether the limit is in ModeShadow for this key.
 func (m *Modes) InShadow(key Key) bool { return m.is(key, ratelimit.ModeShadow) }
 
 func (m *Modes) is(key Key, mode ratelimit.Mode) bool { return m.asked[key].Mode == mode }
 
-// left returns the requests that are asked, without modes.
+// left returns the requests that are not set aside, without their modes.
 func (m *Modes) left() (requests []ratelimit.Request) {
 	for _, key := range m.keys {
 		if _, aside := m.aside[key]; !aside {
@@ -138,8 +139,8 @@ func (m *Modes) left() (requests []ratelimit.Request) {
 	return requests
 }
 
-// Decide decides the call by ask, which grants a call of nothing, until it is granted or
-// refused by a limit that is enforced. Report makes the call's result of that.
+// Decide calls ask until the call is granted, or refused by an enforced limit. ask must grant an
+// empty call. Pass the result to Report.
 func (m *Modes) Decide(ask func([]ratelimit.Request) (ratelimit.Result, error)) (ratelimit.Result, error) {
 	if m.verb == First {
 		return m.decideFirst(ask)
@@ -156,8 +157,8 @@ func (m *Modes) Decide(ask func([]ratelimit.Request) (ratelimit.Result, error)) 
 	}
 }
 
-// decideFirst is Decide for a call that takes from the first limit that can grant: it passes over
-// those in ModeRefuse.
+// decideFirst decides a call that takes from the first limit that can grant. It skips limits in
+// ModeRefuse.
 func (m *Modes) decideFirst(ask func([]ratelimit.Request) (ratelimit.Result, error)) (ratelimit.Result, error) {
 	for _, key := range m.keys {
 		if m.is(key, ratelimit.ModeRefuse) {
@@ -171,7 +172,7 @@ func (m *Modes) decideFirst(ask func([]ratelimit.Request) (ratelimit.Result, err
 	return ask(left)
 }
 
-// refuse sets all aside if one of them is in ModeRefuse. The others are not asked.
+// refuse sets all limits aside if one of them is in ModeRefuse; then none is asked.
 func (m *Modes) refuse() bool {
 	if !slices.ContainsFunc(m.keys, func(key Key) bool { return m.is(key, ratelimit.ModeRefuse) }) {
 		return false
@@ -182,8 +183,8 @@ func (m *Modes) refuse() bool {
 	return true
 }
 
-// refused returns the status of a limit in a call that is refused by ModeRefuse. If that is not its
-// own it is not known, and has no instant.
+// refused returns the status of a limit in a call that ModeRefuse refuses. Another limit's status
+// is unknown: it has no instant.
 func (m *Modes) refused(key Key) ratelimit.Status {
 	r := m.asked[key]
 	s := ratelimit.Status{Request: r, Capacity: r.Limit.Definition().Capacity}
@@ -195,9 +196,9 @@ func (m *Modes) refused(key Key) ratelimit.Status {
 	return s
 }
 
-// refusedUntil returns when to ask again after a refusal by ModeRefuse: when the mode ends, or
-// RefusedFor later if that is not known. An end that is past is not known: the caller's request is
-// older than it, and callers that ask the same again must not do so without a pause.
+// refusedUntil returns when to ask again after a refusal by ModeRefuse: when the mode ends. If that
+// is unknown, it is RefusedFor later. A past end counts as unknown: the request was resolved before
+// it, and callers that repeat the request must pause.
 func refusedUntil(until, at time.Time) time.Time {
 	if until.After(at) {
 		return until
@@ -205,7 +206,7 @@ func refusedUntil(until, at time.Time) time.Time {
 	return at.Add(ratelimit.RefusedFor)
 }
 
-// PermitRefused returns the refusal of a permit by ModeRefuse at an instant.
+// PermitRefused returns a permit that ModeRefuse refuses at an instant.
 func PermitRefused(limit ratelimit.InFlight, key string, at time.Time) ratelimit.Permit {
 	return ratelimit.Permit{InFlight: limit, Key: key, At: at, NotBefore: refusedUntil(limit.RefusedUntil, at)}
 }
@@ -219,8 +220,8 @@ func (m *Modes) never(key Key) ratelimit.Status {
 	}
 }
 
-// setAsideNever sets aside the limit in ModeShadow that an error is of since it can never
-// grant, if there is one.
+// setAsideNever sets aside the limit in ModeShadow that can never grant its count, if err says so.
+// It reports whether there was one.
 func (m *Modes) setAsideNever(err error) bool {
 	var never *ratelimit.ExceedsCapacityError
 	if !errors.As(err, &never) {
@@ -234,11 +235,10 @@ func (m *Modes) setAsideNever(err error) bool {
 	return true
 }
 
-// setAside sets aside the limits in ModeShadow that have refused, if there are any. Those with
-// shards are only once no other has: they were not looked at when the call was refused by
-// another.
+// setAside sets aside the limits in ModeShadow that have refused, and reports whether there are
+// any. Sharded limits come last: stores do not read them if another limit refuses.
 func (m *Modes) setAside(result ratelimit.Result) (found bool) {
-	faster := true // others were, each time: there may be enough for all by now
+	faster := true // other calls were faster each time; by now there may be enough
 	for _, s := range result.Each() {
 		faster = faster && s.OK
 	}
@@ -262,10 +262,10 @@ func (m *Modes) setAside(result ratelimit.Result) (found bool) {
 
 func keyOf(r *ratelimit.Request) Key { return Key{ratelimit.NameOf(r.Limit), r.Key} }
 
-// Report returns the result of the call, by the result of Decide, or of the transaction that was
-// granted the requests of Decide.
+// Report returns the result of the call, given the result of Decide, or of the transaction that
+// asked for what Decide asks for.
 func (m *Modes) Report(result ratelimit.Result) ratelimit.Result {
-	if m.verb == First && result.OK { // which is of no other limit
+	if m.verb == First && result.OK { // it has one limit only
 		result.Request = m.inMode(result.Request)
 		return result
 	}
@@ -284,14 +284,14 @@ func (m *Modes) Report(result ratelimit.Result) ratelimit.Result {
 	return told
 }
 
-// inMode returns a request that a store has answered as it was asked.
+// inMode returns the request of a store's answer with the mode that it had.
 func (m *Modes) inMode(r ratelimit.Request) ratelimit.Request {
 	asked := m.asked[keyOf(&r)]
 	r.Mode, r.RefusedUntil = asked.Mode, asked.RefusedUntil
 	return r
 }
 
-// statuses returns the answer of each limit.
+// statuses returns the status of each limit.
 func (m *Modes) statuses(result ratelimit.Result) []ratelimit.Status {
 	said := make(map[Key]ratelimit.Status, len(m.keys))
 	for _, s := range result.Each() {
@@ -303,7 +303,7 @@ func (m *Modes) statuses(result ratelimit.Result) []ratelimit.Status {
 		if !ok {
 			s, ok = said[key]
 		}
-		if !ok { // First, which it can never grant
+		if !ok { // First: it can never grant
 			continue
 		}
 		s.Request = m.inMode(s.Request)
@@ -315,8 +315,8 @@ func (m *Modes) statuses(result ratelimit.Result) []ratelimit.Status {
 	return statuses
 }
 
-// main returns the status of the result: that of the limit that decides, or if none is enforced,
-// whether and when the caller is to go on.
+// main returns the status that the result shows. An enforced limit decides; if there is none, the
+// status says whether and when the caller may go on.
 func (m *Modes) main(result ratelimit.Result, statuses []ratelimit.Status) (s ratelimit.Status) {
 	decides := func(mode ratelimit.Mode, than func(s, t ratelimit.Status) bool) bool {
 		found := false
@@ -353,13 +353,13 @@ func (m *Modes) main(result ratelimit.Result, statuses []ratelimit.Status) (s ra
 
 func sooner(s, t ratelimit.Status) bool { return s.RetryAt.Before(t.RetryAt) }
 
-// through returns the status of a limit in ModeShadow that lets a call through.
+// through returns the status of a limit in ModeShadow that lets a call pass.
 func through(s ratelimit.Status) ratelimit.Status {
 	s.OK, s.RetryAfter, s.RetryAt = true, 0, s.At
 	return s
 }
 
-// receipt returns that of a call that was granted, in which each limit has its place.
+// receipt returns the receipt of a granted call, in which every limit has its place.
 func (m *Modes) receipt(result ratelimit.Result, statuses []ratelimit.Status) *ratelimit.Receipt {
 	var places []int
 	var nothing []receipt.Payment
@@ -378,8 +378,8 @@ func (m *Modes) receipt(result ratelimit.Result, statuses []ratelimit.Status) *r
 	return receipt.Put(result.Receipt, places, nothing, m.at)
 }
 
-// EachByMode returns the status of each request as if that were asked alone, by its mode. ask
-// returns those of requests without modes.
+// EachByMode returns the status that each request would get alone, by its mode. ask returns the
+// statuses of requests without modes.
 func EachByMode(at time.Time, requests []ratelimit.Request, ask func([]ratelimit.Request) ([]ratelimit.Status, error)) ([]ratelimit.Status, error) {
 	if err := badNumber(len(requests), ratelimit.MaxChecks); err != nil {
 		return nil, err

@@ -11,15 +11,14 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
-// View is the states of all shards of a call's limits, in the order of its asks, at one
-// instant.
+// View holds the states of all shards of a call's limits at one instant, in the order of its
+// demands.
 type View struct {
 	States [][]bucket.State
 	At     time.Time
 }
 
-// Read returns the states of a's shards at an instant, as they were read: one that was not found
-// is full.
+// Read replaces the states of shards that were not found by full ones.
 func (a *Demand) Read(states []bucket.State, found []bool, at time.Time) []bucket.State {
 	each := a.Definition.Shard()
 	for shard := range states {
@@ -33,17 +32,17 @@ func (a *Demand) Read(states []bucket.State, found []bool, at time.Time) []bucke
 // Change is a call's change of one row.
 type Change struct {
 	Row
-	Demand     int               // of the call, that it is for
-	Definition bucket.Definition // of the shard
+	Demand     int               // the call's demand that it serves
+	Definition bucket.Definition // of one shard
 	Count      float64           // tokens to take
 	Floor      float64           // the lowest value to leave behind
-	Before     bucket.State      // the row as it was looked at, zero if it was not
-	Past       time.Time         // an instant that is known to be past; zero if none is
-	Slot       int64             // of the tokens given back, for a kind of limit that has slots
-	After      bucket.State      // the row once it was changed
+	Before     bucket.State      // the row as it was read; zero if it was not
+	Past       time.Time         // an instant known to be past; zero if none is
+	Slot       int64             // of tokens that are given back, in limits with slots
+	After      bucket.State      // the changed row
 }
 
-// Change takes n tokens from one of a's shards; i is a's place in its call.
+// Change returns a change that takes n tokens from one of a's shards; i is a's place in its call.
 func (a *Demand) Change(i, shard int, n float64) Change {
 	c := Change{Row: Row{a.KeyOf(), shard}, Demand: i, Definition: a.Definition, Count: n, Floor: a.Floor}
 	if a.Sharded() {
@@ -52,8 +51,8 @@ func (a *Demand) Change(i, shard int, n float64) Change {
 	return c
 }
 
-// rowFloor returns the lowest value that a may leave behind in one of its rows. The share that
-// it must leave in several rows together does not bind one of them.
+// rowFloor returns the lowest value that a may leave in one row. A share to leave in several rows
+// together binds none of them.
 func (a *Demand) rowFloor() float64 {
 	if a.Floor > 0 && a.Sharded() {
 		return 0
@@ -61,8 +60,8 @@ func (a *Demand) rowFloor() float64 {
 	return a.Floor / float64(a.Definition.Shards)
 }
 
-// Chosen returns the call for the one of c's asks that changes, which Plan has made, are for,
-// and the changes as that one's.
+// Chosen returns the call of the one demand that changes serve, and the changes for that call. c
+// takes from the first of several, and Plan made the changes.
 func (c *Call) Chosen(changes []Change) (*Call, []Change) {
 	i := changes[0].Demand
 	for j := range changes {
@@ -74,9 +73,8 @@ func (c *Call) Chosen(changes []Change) (*Call, []Change) {
 // Divides reports whether changes take from several rows of one limit.
 func (c *Call) Divides(changes []Change) bool { return len(changes) > len(c.Demands) }
 
-// Plan returns the tokens to take from each row, all or nothing: false if one of the limits is
-// short, or paused; for a call that takes from any one of them, if all are. Each change has the
-// state that it leaves behind.
+// Plan returns the changes of a call, each with the row that it leaves. It returns false if one of
+// the limits is short or paused; for a call that takes from the first of several, if all are.
 func (c *Call) Plan(v View) ([]Change, bool) {
 	changes := make([]Change, 0, len(c.Demands))
 	for i := range c.Demands {
@@ -89,7 +87,7 @@ func (c *Call) Plan(v View) ([]Change, bool) {
 	return changes, !c.First
 }
 
-// plan adds to changes those for one of c's asks.
+// plan appends the changes for one demand.
 func (c *Call) plan(changes []Change, i int, v View) ([]Change, bool) {
 	a := c.ask(i, v)
 	if !c.Reserve && paused(v.States[i], v.At) {
@@ -112,8 +110,8 @@ func (c *Call) plan(changes []Change, i int, v View) ([]Change, bool) {
 	return changes, true
 }
 
-// ask returns one of c's asks; for an AtMost call with the count that can be granted, or if
-// that is 0, with the one token that it waits for.
+// ask returns the demand at place i. For an AtMost call its count is what is available; if that is
+// 0, the demand waits for one token.
 func (c *Call) ask(i int, v View) *Demand {
 	a := &c.Demands[i]
 	if !c.AtMost() {
@@ -124,7 +122,7 @@ func (c *Call) ask(i int, v View) *Demand {
 	return &some
 }
 
-// wholeTokens returns how many whole tokens there are in a's shards together.
+// wholeTokens returns the whole tokens in all of a's shards.
 func (a *Demand) wholeTokens(states []bucket.State, now time.Time) float64 {
 	if len(states) == 1 {
 		return a.Definition.Whole(states[0], now, a.Floor)
@@ -141,8 +139,8 @@ func (a *Demand) wholeTokens(states []bucket.State, now time.Time) float64 {
 	return math.Floor(sum + exact.Tolerance(sum, 1, a.Definition.Capacity)/2)
 }
 
-// leastChange returns the shard that a count of 0 is taken from: the fullest, since one that
-// is not known to be there is empty.
+// leastChange returns the shard that serves a count of 0: the fullest one, because a shard not
+// known to exist counts as empty.
 func (a *Demand) leastChange(states []bucket.State, now time.Time) int {
 	if a.Count > 0 || !a.Sharded() {
 		return 0
@@ -154,23 +152,22 @@ func (a *Demand) leastChange(states []bucket.State, now time.Time) int {
 	return fullest(values)
 }
 
-// plan completes a change by a view.
+// plan fills in a change from a view.
 func (c *Change) plan(v View) {
 	c.Before = v.States[c.Demand][c.Shard]
 	c.Past = v.At
 	var ok bool
 	if c.After, ok = c.Definition.Take(c.Before, v.At, c.Count, c.Floor); !ok {
-		// Spread has found this to be enough, and has left a rounding error to
-		// this row that it alone could not tolerate.
+		// Spread has granted this count: the rounding error of several rows is in this one, which
+		// alone could not tolerate it.
 		c.After = c.Definition.Spend(c.Before, v.At, c.Count)
 		c.Floor = min(c.Floor, c.After.Value)
 	}
 }
 
-// inOneSlot has the changes of one sliding window give the same slot, the latest of those of a
-// reservation: the work is done once, and must be counted when it is by every row. (Rows that a
-// clock was ahead of before it went back keep slots of their own: to move the others on would give
-// back their tokens.)
+// inOneSlot moves the changes of one sliding window to the same slot, the latest one that a
+// reservation got. The work runs once, and every row must count it then. Rows whose clock went back
+// keep slots of their own: moving the others on would give back their tokens.
 func inOneSlot(changes []Change, now time.Time) {
 	var from time.Time
 	for i := range changes {
@@ -188,14 +185,13 @@ func inOneSlot(changes []Change, now time.Time) {
 	}
 }
 
-// paused reports whether one of a limit's rows is: a pause is in all of them.
+// paused reports whether a limit is paused. A pause is in all of its rows.
 func paused(states []bucket.State, now time.Time) bool {
 	return slices.ContainsFunc(states, func(s bucket.State) bool { return s.Paused.After(now) })
 }
 
-// Granted returns the result of a call of which all changes were made. known has the known
-// states of the shards of its limits, after the changes; for a limit with one row it may be
-// empty.
+// Granted returns the result of a call after all changes were made. known has the states of its
+// shards after the changes; limits with one row need none.
 func (c *Call) Granted(changes []Change, known View) ratelimit.Result {
 	statuses := make([]ratelimit.Status, 0, len(c.Demands))
 	for first, last := 0, 0; first < len(changes); first = last {
@@ -209,8 +205,7 @@ func (c *Call) Granted(changes []Change, known View) ratelimit.Result {
 	return c.result(statuses)
 }
 
-// reportGranted sets s, which is zero, to the status of one of c's asks, for which changes
-// were made.
+// reportGranted sets s, which is zero, to the status of the demand at place i after its changes.
 func (c *Call) reportGranted(s *ratelimit.Status, i int, changes []Change, known View) {
 	a := &c.Demands[i]
 	if a.Sharded() {
@@ -236,9 +231,8 @@ func taken(changes []Change) float64 {
 	return math.Round(sum)
 }
 
-// cost returns the tokens that a change has taken off the value of its row at an instant: its
-// count, unless that is in a slot which is ahead, where the value is a time. Such a change was
-// planned.
+// cost returns how far a change lowered the value of its row at an instant. That is its count. If
+// the newest slot is in the future the value is a time, and cost compares the planned states.
 func (c *Change) cost(at time.Time) float64 {
 	if after := &c.After; after.Slots == nil || after.Slots.Ahead == 0 {
 		return c.Count
@@ -247,8 +241,8 @@ func (c *Change) cost(at time.Time) float64 {
 	return value(c.Before) - value(c.After)
 }
 
-// Receipted is Granted with the Receipt of the changes: if it is one, in one allocation,
-// unless that is of a reservation.
+// Receipted returns the result of Granted with a receipt of the changes. One change makes one
+// allocation, or two for a reservation.
 func (c *Call) Receipted(changes []Change, known View, taker string, conn any) (result ratelimit.Result) {
 	if len(changes) > 1 {
 		result = c.Granted(changes, known)
@@ -269,8 +263,8 @@ func (c *Call) Receipted(changes []Change, known View, taker string, conn any) (
 	return result
 }
 
-// Receipt returns the receipt of changes. taker names the transaction that they are in, which
-// is on the connection conn; "" when they are committed.
+// Receipt returns a receipt of changes. taker names their transaction, on the connection conn; it
+// is "" once they are committed.
 func (c *Call) Receipt(changes []Change, taker string, conn any, at time.Time) *ratelimit.Receipt {
 	payments := make([]receipt.Payment, len(changes))
 	for i := range changes {
@@ -288,21 +282,21 @@ func (c *Call) Receipt(changes []Change, taker string, conn any, at time.Time) *
 	return receipt.New(payments, left, taker, conn, at)
 }
 
-// Paid returns a's limit and key in receipts.
+// Paid returns a's limit and key for receipts.
 func (a *Demand) Paid() *receipt.Limit {
 	return &receipt.Limit{Definition: a.Definition, Key: a.Key}
 }
 
-// payment returns the payment for a limit by a change.
+// payment returns the payment that a change makes for a limit.
 func (c *Call) payment(ch *Change, limit *receipt.Limit) receipt.Payment {
 	place := c.Demands[ch.Demand].index
-	if c.First { // the one that granted is all that the result is of
+	if c.First { // the result has the granted limit only
 		place = 0
 	}
 	return receipt.Payment{Limit: limit, Place: place, Shard: ch.Shard, Slot: ch.Definition.Slot(ch.After), Tokens: ch.Count}
 }
 
-// leftBy returns the states that the changes of a reservation left behind.
+// leftBy returns the states that a reservation's changes leave behind.
 func leftBy(changes []Change) []receipt.Left {
 	left := make([]receipt.Left, len(changes))
 	for i := range changes {
@@ -312,8 +306,8 @@ func leftBy(changes []Change) []receipt.Left {
 	return left
 }
 
-// Partly returns the result of a call that was granted, with changes for some of its limits. The
-// others, which the caller lets pass, have taken nothing, and have no place in the receipt.
+// Partly returns the result of a granted call that took from some of its limits only. The other
+// limits let the call pass; they have no place in the receipt.
 func (c *Call) Partly(changes []Change, at time.Time, taker string, conn any) ratelimit.Result {
 	statuses := make([]ratelimit.Status, len(c.Demands))
 	for i := range statuses {
@@ -329,7 +323,7 @@ func (c *Call) Partly(changes []Change, at time.Time, taker string, conn any) ra
 	}
 	result := c.result(statuses)
 	if result.OK = true; len(changes) == 0 {
-		result.Several = statuses // also if there is one, whose OK is not the call's
+		result.Several = statuses // even if it has one limit, whose OK differs from the call's
 	} else {
 		places := slices.SortedFunc(slices.Values(UpTo(len(changes))), func(i, j int) int { return some.Demands[i].index - some.Demands[j].index })
 		for place, i := range places {
@@ -340,15 +334,15 @@ func (c *Call) Partly(changes []Change, at time.Time, taker string, conn any) ra
 	return result
 }
 
-// RefusedBy returns the result of a call that one of its limits, of one row, has refused in a state;
-// false if the state does not refuse it. It is of that limit alone.
+// RefusedBy returns the result of a call that its limit i, which has one row, has refused in this
+// state. It returns false if the state does not refuse the call. The result is of that limit only.
 func (c *Call) RefusedBy(i int, state bucket.State, at time.Time) (ratelimit.Result, bool) {
 	alone := Call{Demands: c.Demands[i : i+1]}
 	result := alone.Checked(View{States: [][]bucket.State{{state}}, At: at})
 	return result, !result.OK
 }
 
-// Checked returns the result that the call would get.
+// Checked returns the result that c would get.
 func (c *Call) Checked(v View) ratelimit.Result {
 	statuses := make([]ratelimit.Status, len(c.Demands))
 	for i := range c.Demands {
@@ -357,7 +351,7 @@ func (c *Call) Checked(v View) ratelimit.Result {
 	return c.result(statuses)
 }
 
-// CheckedEach returns the status that each of the call's asks would get by itself.
+// CheckedEach returns the statuses that c's demands would get independently.
 func (c *Call) CheckedEach(v View) []ratelimit.Status {
 	statuses := make([]ratelimit.Status, len(c.Demands))
 	for i := range c.Demands {
@@ -366,15 +360,15 @@ func (c *Call) CheckedEach(v View) []ratelimit.Status {
 	return statuses
 }
 
-// Shown returns the status of a limit's key with shards in states, for showing it: OK unless
-// there is debt or a pause, and then RetryAt is when that is over.
+// Shown returns the status to show of a limit's key. It is OK unless there is debt or a pause; then
+// RetryAt is the end of those.
 func Shown(limit ratelimit.Limit, key string, states []bucket.State, now time.Time) ratelimit.Status {
 	a := Demand{Request: limit.ForN(key, 0), Definition: bucket.Definition(limit.Definition())}
 	return a.found(false, states, now)
 }
 
-// Refused is Checked for a call that was refused. When other calls were faster each time, the
-// states seen last may have enough; then the call is worth repeating at once.
+// Refused returns the result of a call that was refused. If other calls were faster each time, the
+// states read last may have enough; then the call may be repeated at once.
 func (c *Call) Refused(v View) ratelimit.Result {
 	result := c.Checked(v)
 	if result.OK {
@@ -385,9 +379,8 @@ func (c *Call) Refused(v View) ratelimit.Result {
 	return result
 }
 
-// Credited returns the status of r's limit, with shards in states, once its count was given
-// back at now. It is OK unless there is debt or a pause still, and then RetryAt is when that is
-// over.
+// Credited returns the status of r's limit after its count came back. It is OK unless there still
+// is debt or a pause; then RetryAt is the end of those.
 func Credited(r ratelimit.Request, states []bucket.State, now time.Time) ratelimit.Status {
 	a := Demand{Request: r, Definition: bucket.Definition(r.Limit.Definition())}
 	a.Count = 0
@@ -396,8 +389,7 @@ func Credited(r ratelimit.Request, states []bucket.State, now time.Time) ratelim
 	return status
 }
 
-// result puts the statuses of c's asks, in the order of Demands, together. It does not keep
-// statuses.
+// result combines statuses, in the order of Demands, into a result. It does not keep the slice.
 func (c *Call) result(statuses []ratelimit.Status) ratelimit.Result {
 	if c.AtMost() {
 		statuses[0].Request.Count = c.asked
@@ -416,7 +408,7 @@ func (c *Call) result(statuses []ratelimit.Status) ratelimit.Result {
 	return r
 }
 
-// outweighs reports whether s, rather than t, decides the result for a caller of both.
+// outweighs reports whether s, and not t, decides a call that asks for both.
 func outweighs(s, t ratelimit.Status) bool {
 	if s.OK != t.OK {
 		return t.OK
@@ -427,8 +419,8 @@ func outweighs(s, t ratelimit.Status) bool {
 	return s.Remaining < t.Remaining
 }
 
-// reportTaken sets s, which is zero, to the status of a, of one row, when it was taken at now
-// and left after behind.
+// reportTaken sets s, which is zero, to the status of a after a take at now that left after behind;
+// a has one row.
 func (a *Demand) reportTaken(s *ratelimit.Status, after bucket.State, now time.Time) {
 	d := &a.Definition
 	at, due, settled := a.counts(d, after, now)
@@ -436,8 +428,7 @@ func (a *Demand) reportTaken(s *ratelimit.Status, after bucket.State, now time.T
 	a.report(s, true, &h, at, due)
 }
 
-// takenAmong returns the status of a when changes were made to its shards, which are
-// in states since.
+// takenAmong returns the status of a after changes of its shards, whose states are known now.
 func (a *Demand) takenAmong(states []bucket.State, changes []Change, now time.Time) ratelimit.Status {
 	var at, due time.Time
 	for i := range changes {
@@ -447,10 +438,10 @@ func (a *Demand) takenAmong(states []bucket.State, changes []Change, now time.Ti
 	return a.statusAmong(true, states, at, bucket.Later(at, due))
 }
 
-// counts returns the instant of a result for a take of a at now that left after behind, when it
-// is due, and the state at that instant. A take that is due at once has the instant at which it
-// counts, so that results keep to the limit. One that is due later counts then, and the wait
-// for it is from now, by the one clock of all rows, however far the clock has gone back.
+// counts returns the instant of the result of a take at now that left after behind, when the take
+// is due, and the state at that instant. If the take is due at once, the instant is the one at
+// which it counts, so results keep to the limit. If it is due later, the wait runs from now, even
+// if the clock went back: all rows have one clock.
 func (a *Demand) counts(d *bucket.Definition, after bucket.State, now time.Time) (at, due time.Time, settled bucket.State) {
 	if after.TS.Equal(now) && after.Value >= 0 && after.Slots == nil && !after.Paused.After(now) {
 		return now, now, after
@@ -464,7 +455,7 @@ func (a *Demand) counts(d *bucket.Definition, after bucket.State, now time.Time)
 	return at, due, settled
 }
 
-// found returns the status of a against the states of its shards, with nothing taken.
+// found returns the status that a would get from the states of its shards.
 func (a *Demand) found(reserve bool, states []bucket.State, now time.Time) ratelimit.Status {
 	without := states
 	if !reserve && paused(states, now) {
@@ -488,8 +479,7 @@ func (a *Demand) found(reserve bool, states []bucket.State, now time.Time) ratel
 	return a.statusAmong(ok, states, now, at)
 }
 
-// unpaused returns states as they would be without a pause, which for an allow does not change
-// the tokens left.
+// unpaused returns states without their pauses, which do not change the tokens of an allow.
 func unpaused(states []bucket.State) []bucket.State {
 	states = slices.Clone(states)
 	for i := range states {
@@ -498,7 +488,7 @@ func unpaused(states []bucket.State) []bucket.State {
 	return states
 }
 
-// dueAmong is due for taking counts from shards in states.
+// dueAmong returns when a take of counts from the shards is due.
 func (a *Demand) dueAmong(states []bucket.State, counts []float64, now time.Time) time.Time {
 	shard, at := a.Definition.Shard(), now
 	floor, least := a.rowFloor(), a.leastChange(states, now)
@@ -507,7 +497,7 @@ func (a *Demand) dueAmong(states []bucket.State, counts []float64, now time.Time
 			continue
 		}
 		after, ok := shard.Take(s, now, counts[i], floor)
-		if !ok { // but for a rounding error, as in plan
+		if !ok { // Spread tolerates this rounding error, as in plan
 			after = shard.Spend(s, now, counts[i])
 		}
 		at = bucket.Later(at, shard.Due(after, now, a.Count))
@@ -515,10 +505,10 @@ func (a *Demand) dueAmong(states []bucket.State, counts []float64, now time.Time
 	return at
 }
 
-// holding is the tokens of one row, or of several together.
+// holding is the value of one or several rows.
 type holding struct {
 	value        float64
-	paused, full time.Time // until when, and from when on
+	paused, full time.Time // the end of the pause, and when the rows are full
 }
 
 func holdingOf(d *bucket.Definition, settled bucket.State, now time.Time) holding {
@@ -543,7 +533,7 @@ func (a *Demand) report(s *ratelimit.Status, ok bool, h *holding, now, retryAt t
 	}
 }
 
-// statusAmong is status for all shards together.
+// statusAmong returns the status of all shards together.
 func (a *Demand) statusAmong(ok bool, states []bucket.State, now, retryAt time.Time) ratelimit.Status {
 	shard := a.Definition.Shard()
 	total := holdingOf(shard, shard.Refill(states[0], now), now)

@@ -10,25 +10,24 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
-// Settlement is the change from the tokens paid, by a receipt, to the tokens used.
+// Settlement is the change from the tokens that a receipt paid to the tokens that were used.
 type Settlement struct {
-	Call    Call     // of the tokens used, in the order of the call that paid
-	Changes []Change // in the order of rows, mostly one for each; with negative counts to give back
+	Call    Call     // its counts are the tokens used, in the order of the call that paid
+	Changes []Change // in the order of rows; negative counts give tokens back
 
 	over []over
 }
 
-// over is the tokens of a limit with shards that were used besides those taken.
+// over holds the tokens that a limit with shards used beyond those paid.
 type over struct {
 	ask   int
 	count float64
 }
 
-// Settle returns how to settle a receipt with the tokens used, one count for each limit in the
-// order of its call; without counts, with nothing. Unused tokens are refunded from the last
-// payments first. Tokens used besides are taken from all shards: see Spread. A shard that the
-// limit has no longer, by the definition that was called last, stands for one that it has.
-// Errors are ErrInvalid.
+// Settle returns the settlement of a receipt for the tokens used: one count for each limit, in the
+// order of its call, or no counts if nothing was used. Unused tokens return to the last payments
+// first. Tokens beyond those paid are taken from all shards: see Spread. If the limit has fewer
+// shards now, another shard takes a missing one's place. Errors are ErrInvalid.
 func (s *Definitions) Settle(r *ratelimit.Receipt, used []float64) (Settlement, error) {
 	payments := slices.Clone(receipt.Payments(r))
 	slices.SortStableFunc(payments, func(a, b receipt.Payment) int { return cmp.Compare(a.Place, b.Place) })
@@ -69,7 +68,7 @@ func (s *Settlement) add(seen *Definitions, payments []receipt.Payment, used []f
 	if err := request.Validate(); err != nil {
 		return err
 	}
-	if d != bucket.Definition(request.Limit.Definition()) { // in a receipt written by hand
+	if d != bucket.Definition(request.Limit.Definition()) { // in a text that no receipt wrote
 		return &ratelimit.FieldError{Field: "Receipt", Value: ratelimit.Definition(d), Reason: "must be of limits that can be"}
 	}
 	if newest, ok := seen.newest(Key{p.Name, p.Key}); ok && !alike(newest, d) {
@@ -101,9 +100,9 @@ func (s *Settlement) add(seen *Definitions, payments []receipt.Payment, used []f
 	return nil
 }
 
-// Spread has the changes, whose rows are in states at now, take the tokens of limits with
-// shards that were used besides those taken: from the fullest first, so that they all are left
-// with as much. Tokens taken from one shard alone would be granted again by others.
+// Spread divides the tokens that a limit with shards used beyond those paid. It takes from the
+// fullest rows first, so that all end at the same value; states are those of s.Changes at now. If
+// one shard paid for all, the others would grant these tokens again.
 func (s *Settlement) Spread(states []bucket.State, now time.Time) {
 	for _, o := range s.over {
 		a := s.Call.Demands[o.ask]
@@ -116,12 +115,12 @@ func (s *Settlement) Spread(states []bucket.State, now time.Time) {
 		}
 		level := a.level(values, bottom)
 		for shard, v := range values {
-			of[shard].Count = max(0, v-level) // no taken tokens are given back
+			of[shard].Count = max(0, v-level) // no shard gets tokens back
 		}
 	}
 }
 
-// merge puts changes in the order of rows, one for each row, or slot of a row.
+// merge sorts changes by row, and leaves one for each row, or slot of a row.
 func (s *Settlement) merge() {
 	slices.SortStableFunc(s.Changes, func(a, b Change) int { return a.Row.Compare(b.Row) })
 	merged := s.Changes[:0]
@@ -135,7 +134,7 @@ func (s *Settlement) merge() {
 	s.Changes = merged
 }
 
-// Rows returns the rows that a settlement changes.
+// Rows returns the rows that the settlement changes.
 func (s *Settlement) Rows() []Row {
 	rows := make([]Row, len(s.Changes))
 	for i := range rows {
@@ -144,8 +143,8 @@ func (s *Settlement) Rows() []Row {
 	return rows
 }
 
-// Refill returns a change's row in a state once it was settled at now: see
-// [bucket.Definition.Charge] and [bucket.Definition.Refund].
+// Refill returns a row after the change settles it at now: see [bucket.Definition.Charge] and
+// [bucket.Definition.Refund].
 func (c *Change) Refill(state bucket.State, now time.Time) bucket.State {
 	if c.Count > 0 {
 		return c.Definition.Charge(state, now, c.Count)
@@ -153,9 +152,8 @@ func (c *Change) Refill(state bucket.State, now time.Time) bucket.State {
 	return c.Definition.Refund(state, now, -c.Count, c.Slot)
 }
 
-// Result returns that of a settlement, after which the limits' rows are as in the view.
-// Each status is OK, since a settlement is not refused; while there is debt or a pause,
-// RetryAt is when that is over.
+// Result returns the result of the settlement; after has its rows as they are then. Statuses are
+// OK, because a settlement cannot be refused. During debt or a pause, RetryAt is the end of those.
 func (s *Settlement) Result(after View) ratelimit.Result {
 	statuses := make([]ratelimit.Status, len(s.Call.Demands))
 	for i := range s.Call.Demands {

@@ -8,22 +8,22 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
-// Snapshot is the rows of several calls as they were read. The calls are decided one after
-// another, each on the states that those before it left.
+// Snapshot holds the rows of several calls. The calls are decided in turn, each on the states that
+// the earlier ones left.
 type Snapshot struct {
 	Rows        []Row               // in order
-	Definitions []bucket.Definition // of the shard; of several, that with the largest capacity
+	Definitions []bucket.Definition // of the shard; if calls differ, that with the largest capacity
 	States      []bucket.State
-	Found       []bool // that are there; a missing row is full
+	Found       []bool // which rows exist; a missing one is full
 	Changed     []bool
 	At          time.Time
 
 	index   map[Row]int
-	needed  []bool // to decide by
-	assumed bool   // States has all rows, found or not
+	needed  []bool // which rows a decision needs
+	assumed bool   // States is set for missing rows, too
 }
 
-// NewSnapshot returns a snapshot of all rows of the calls, of which none has been found yet.
+// NewSnapshot returns a snapshot of all rows of the calls, without states.
 func NewSnapshot(calls []*Call) *Snapshot {
 	definitions := make(map[Row]bucket.Definition, len(calls))
 	for _, c := range calls {
@@ -51,8 +51,8 @@ func NewSnapshot(calls []*Call) *Snapshot {
 	return s
 }
 
-// Need notes the rows that are needed to decide a call, which changes were planned
-// for: all, or of one that takes from the first limit that can grant, none after that.
+// Need notes the rows that decide a call, for which changes were planned. If the call takes from
+// the first of several limits, rows of limits after the granted one are not needed.
 func (s *Snapshot) Need(call *Call, changes []Change) {
 	asks := call.Demands
 	if call.First {
@@ -65,7 +65,7 @@ func (s *Snapshot) Need(call *Call, changes []Change) {
 	}
 }
 
-// MissingOf returns the rows of a call that have not been found.
+// MissingOf returns the call's rows that were not found.
 func (s *Snapshot) MissingOf(call *Call) (rows []Row) {
 	for i := range call.Demands {
 		a := &call.Demands[i]
@@ -78,14 +78,13 @@ func (s *Snapshot) MissingOf(call *Call) (rows []Row) {
 	return rows
 }
 
-// Passes reports whether a call that takes from the first limit that can grant, and by changes
-// takes from a later one, would do so by rows that were not found: the first could grant from
-// those.
+// Passes reports whether a call that takes from the first limit that can grant skips a limit whose
+// rows were not all found. That limit could grant the call.
 func (s *Snapshot) Passes(call *Call, changes []Change) bool {
 	return call.First && s.MissingOf(&Call{Demands: call.Demands[:changes[0].Demand]}) != nil
 }
 
-// View returns the snapshot's rows of a call's limits.
+// View returns the call's rows.
 func (s *Snapshot) View(call *Call) View {
 	return s.view(call, func(a *Demand, n int) bucket.State {
 		if s.Found[n] || s.assumed {
@@ -99,8 +98,8 @@ func (s *Snapshot) View(call *Call) View {
 // bottom is less than any floor.
 const bottom = -math.MaxFloat64 / 1e20
 
-// Unlocked is View with nothing in the rows that were not found, so that nothing is
-// planned to be taken from them.
+// Unlocked returns a view in which rows that were not found are empty, so that no plan takes from
+// them.
 func (s *Snapshot) Unlocked(call *Call) View {
 	return s.view(call, func(*Demand, int) bucket.State { return bucket.State{Value: bottom, TS: s.At} })
 }
@@ -122,7 +121,8 @@ func (s *Snapshot) view(call *Call, missing func(a *Demand, n int) bucket.State)
 	return view
 }
 
-// Assume sets the rows that were not found to those of another snapshot, which has all of them.
+// Assume sets the rows that were not found to those of another snapshot, which must have all rows
+// of s.
 func (s *Snapshot) Assume(of *Snapshot) {
 	for i, row := range s.Rows {
 		n := of.index[row]
@@ -137,7 +137,7 @@ func (s *Snapshot) Assume(of *Snapshot) {
 	s.assumed = true
 }
 
-// Apply makes changes on the snapshot.
+// Apply stores the rows that changes leave.
 func (s *Snapshot) Apply(changes []Change) {
 	for i := range changes {
 		n := s.index[changes[i].Row]
@@ -145,8 +145,7 @@ func (s *Snapshot) Apply(changes []Change) {
 	}
 }
 
-// Missing returns the rows of another snapshot that are needed and were not found on this
-// one, which has all of them.
+// Missing returns the rows of another snapshot that s needs and has not found.
 func (s *Snapshot) Missing(of *Snapshot) (rows []Row) {
 	for _, row := range of.Rows {
 		if n := s.index[row]; s.needed[n] && !s.Found[n] {
@@ -156,7 +155,7 @@ func (s *Snapshot) Missing(of *Snapshot) (rows []Row) {
 	return rows
 }
 
-// Changes returns the places of the rows that were changed.
+// Changes returns the indexes of the changed rows.
 func (s *Snapshot) Changes() (places []int) {
 	for i, changed := range s.Changed {
 		if changed {

@@ -11,15 +11,15 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/exact"
 )
 
-// Spread returns how many tokens of a to take from each of its shards, in states as they are at
-// now; ok is false when they are short together.
+// Spread returns how many tokens to take from each of a's shards at now. ok is false if they are
+// short together.
 //
-// It touches as few rows as it can without keeping the caller waiting. Tokens available at once
-// are taken from the fullest shard, or if none has enough, from the fullest ones together. A
-// reservation that must wait goes to the shard that is ready first, unless several together are
+// It takes from as few rows as it can without delaying the caller. Available tokens come from the
+// fullest shard, or if that has too few, from the fullest ones together. A reservation that must
+// wait goes to the shard that is ready first, with two exceptions: several shards together are
 // ready in less than half the time, or that shard may not take on as much debt.
 func (a *Demand) Spread(now time.Time, states []bucket.State) (counts []float64, ok bool) {
-	if len(states) == 1 { // the very decision that the answer promises
+	if len(states) == 1 { // the same decision as the row's
 		_, ok = a.Definition.Take(states[0], now, a.Count, a.Floor)
 		return []float64{a.Count}, ok
 	}
@@ -47,9 +47,9 @@ func (a *Demand) Spread(now time.Time, states []bucket.State) (counts []float64,
 	return a.draw(values, level)
 }
 
-// spreadAhead is Spread for a reservation from the shards of a sliding window that must wait.
-// It needs a slot and not a value: it goes to the shard that has a slot first, unless several
-// together have them in less than half the time, or no slot has room for all of it.
+// spreadAhead spreads a reservation that must wait among the shards of a sliding window. It goes to
+// the shard with the first free slot, with two exceptions: several shards together have slots in
+// less than half the time, or no slot has room for all of it.
 func (a *Demand) spreadAhead(now time.Time, states []bucket.State, floor float64) (counts []float64, ok bool) {
 	shard := a.Definition.Shard()
 	settled, best, due := make([]bucket.State, len(states)), -1, time.Time{}
@@ -61,7 +61,7 @@ func (a *Demand) spreadAhead(now time.Time, states []bucket.State, floor float64
 			}
 		}
 	}
-	if a.Count == 0 { // which every shard has, whenever
+	if a.Count == 0 { // any slot serves it
 		return make([]float64, len(states)), best >= 0
 	}
 	together := func(wait time.Duration) (counts []float64, ok bool) {
@@ -84,10 +84,10 @@ func (a *Demand) spreadAhead(now time.Time, states []bucket.State, floor float64
 	return together(wait)
 }
 
-// draw takes a's count from the shards with the given values, leaving at least floor in each:
-// from the fullest alone, or from the fullest first. The last of several may be left a rounding
-// error below the floor, so that the tokens that they miss together are stored, and not granted
-// again and again.
+// draw takes a's count from shards with these values, and leaves at least floor in each. It takes
+// from the fullest alone, or from the fullest first. The last of several may end a rounding error
+// below floor. So the rows store the tokens that they miss together, instead of granting them again
+// and again.
 func (a *Demand) draw(values []float64, floor float64) (counts []float64, ok bool) {
 	counts = make([]float64, len(values))
 	order := fullestFirst(values)
@@ -124,7 +124,7 @@ func (a *Demand) slack(shards int, floor float64) float64 {
 	return exact.Tolerance(a.Count, a.Definition.Shard().Capacity*float64(shards), floor)
 }
 
-// rounds is how many subtractions a tolerance bears.
+// rounds is how many subtractions one tolerance covers.
 const rounds = 64
 
 func fullestFirst(values []float64) []int {
@@ -133,9 +133,8 @@ func fullestFirst(values []float64) []int {
 	return order
 }
 
-// level returns the highest value, not below floor, at which the shards together
-// have a's count above it: leaving all of them there makes the last of them
-// ready as early as can be.
+// level returns the highest value, at least floor, above which the shards together have a's count.
+// If all of them end at that value, the last of them is ready as early as possible.
 func (a *Demand) level(values []float64, floor float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	slices.Reverse(sorted)
@@ -150,14 +149,14 @@ func (a *Demand) level(values []float64, floor float64) float64 {
 	return floor
 }
 
-// Fill returns how many of n tokens to give back to each of a's shards, in states as they are
-// at now: to the emptiest first. Tokens that no shard has room for are dropped.
+// Fill returns how many of n tokens to give back to each of a's shards at now, to the emptiest
+// first. Tokens for which no shard has room are dropped.
 func (a *Demand) Fill(states []bucket.State, n float64, now time.Time) []float64 {
 	if len(states) == 1 {
 		return []float64{n}
 	}
 	shard := a.Definition.Shard()
-	room := make([]float64, len(states)) // the tokens missing, as if they were held
+	room := make([]float64, len(states)) // the missing tokens, as draw's values
 	most := 0.0
 	for i, s := range states {
 		room[i] = shard.Missing(shard.Refill(s, now))
@@ -173,9 +172,9 @@ func (a *Demand) Fill(states []bucket.State, n float64, now time.Time) []float64
 
 func fullest(values []float64) int { return slices.Index(values, slices.Max(values)) }
 
-// ready returns the first instant after now at which the shards are not short. Several fill at
-// different times, so it is searched for; it is exact because each instant is tested by the
-// decision itself.
+// ready returns the first instant after now at which the shards have enough. Several shards fill at
+// different times, so ready searches for it. The decision itself tests each instant, so the answer
+// is exact.
 func (a *Demand) ready(states []bucket.State, now time.Time) time.Time {
 	if len(states) == 1 {
 		return a.Definition.Ready(states[0], now, a.Count, a.Floor)
@@ -186,8 +185,8 @@ func (a *Demand) ready(states []bucket.State, now time.Time) time.Time {
 	}))
 }
 
-// earliest returns the shortest wait above 0, in whole microseconds, that is enough: from a
-// likely one on it looks further and further away, and then by halving.
+// earliest returns the shortest wait above 0 that is enough, in whole microseconds. It starts at a
+// likely wait, looks further and further away, and then halves.
 func earliest(likely time.Duration, enough func(time.Duration) bool) time.Duration {
 	const farthest = math.MaxInt64 / 4
 	least, most, step := time.Duration(0), max(likely, time.Microsecond), time.Microsecond

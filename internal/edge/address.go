@@ -7,27 +7,27 @@ import (
 	"strings"
 )
 
-// ErrNoAddress is a request of which nobody tells an address.
+// ErrNoAddress reports a request whose address is unknown.
 var ErrNoAddress = errors.New("neither the request's sender nor a trusted proxy has an address")
 
-// AddressConfig says how the client's address is found behind proxies.
+// AddressConfig says how to find a client's address behind proxies.
 type AddressConfig struct {
-	// Trusted are the addresses of the proxies whose word is believed. The headers of a request
-	// from any other address are ignored. The default is none.
+	// Trusted are the addresses of trusted proxies; the default is none. Headers of requests from
+	// other addresses are ignored.
 	Trusted []netip.Prefix
 
-	// Header is the one header in which the trusted proxies tell where a request came
-	// from: X-Forwarded-For, Forwarded (RFC 7239), or one with a single address such as
-	// X-Real-IP. Every trusted proxy must append to it or replace it; other headers are
-	// not looked at, as a client can send them through. The default is X-Forwarded-For.
+	// Header is the header in which trusted proxies pass on a client's address: X-Forwarded-For,
+	// Forwarded (RFC 7239), or one with a single address such as X-Real-IP. Every trusted proxy
+	// must append to it or replace it. Other headers are ignored, because clients can send them.
+	// The default is X-Forwarded-For.
 	Header string
 
-	// UnixSocket trusts requests over a Unix socket, which has no address, as from a proxy on
-	// the same machine. Without it such requests fail.
+	// UnixSocket trusts requests over a Unix socket, which has no address, like a proxy on the same
+	// machine. Without it they fail.
 	UnixSocket bool
 
-	// IPv4Bits and IPv6Bits are how much of an address is the key: one customer has
-	// many IPv6 addresses. The defaults are 32 and 64.
+	// IPv4Bits and IPv6Bits are how many bits of an address make the key: a customer has many IPv6
+	// addresses. The defaults are 32 and 64.
 	IPv4Bits, IPv6Bits int
 }
 
@@ -54,10 +54,10 @@ func NewAddresses(pkg string, config AddressConfig) (*Addresses, error) {
 	return &Addresses{c}, nil
 }
 
-// Header returns the name of the field in which trusted proxies tell where a request came from.
+// Header returns the name of the header that is read.
 func (a *Addresses) Header() string { return a.config.Header }
 
-// unmapped is p as addresses are compared: ::ffff:10.0.0.0/104 is 10.0.0.0/8.
+// unmapped returns p as addresses are compared: ::ffff:10.0.0.0/104 becomes 10.0.0.0/8.
 func unmapped(p netip.Prefix) netip.Prefix {
 	if p.Addr().Is4In6() && p.Bits() >= 96 {
 		return netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
@@ -65,7 +65,7 @@ func unmapped(p netip.Prefix) netip.Prefix {
 	return p
 }
 
-// Key returns an address as far as it is the key: "192.0.2.1/32" or "2001:db8::/64".
+// Key returns the key of an address, such as "192.0.2.1/32" or "2001:db8::/64".
 func (a *Addresses) Key(addr netip.Addr) (string, error) {
 	addr = addr.WithZone("").Unmap()
 	bits := a.config.IPv6Bits
@@ -76,11 +76,10 @@ func (a *Addresses) Key(addr netip.Addr) (string, error) {
 	return prefix.String(), err
 }
 
-// Of returns the client's address: that of the nearest hop, going from this server towards the
-// client, that is not a trusted proxy. If all are, it is the furthest. Where a trusted proxy
-// does not give an address, it is the proxy's own, so that no client gets a new key by sending
-// an invalid header. remote is where the request came from, and lines are the values of the
-// Header.
+// Of returns the client's address. Going from this server towards the client, that is the first hop
+// that is not a trusted proxy; if all are trusted, the last. If a trusted proxy gives no valid
+// address, it is the proxy's own, so an invalid header makes no new key. remote is the peer of the
+// connection, and lines are the values of the header.
 func (a *Addresses) Of(remote string, lines []string) (netip.Addr, error) {
 	addr, ok := parseNode(remote)
 	trusted := a.trusts(addr) || !ok && a.config.UnixSocket
@@ -117,9 +116,8 @@ func (a *Addresses) parse(hop string) (netip.Addr, bool) {
 	return parseNode(hop)
 }
 
-// last splits the last element off a list. It reads from the right, where trusted proxies have
-// written: an element that a client left open further to the left, as by a quote, cannot
-// swallow theirs.
+// last splits the last element off a list. It reads from the right, where trusted proxies write. So
+// an open quote further to the left, from a client, cannot swallow their elements.
 func last(list string, separator byte) (rest, element string, more bool) {
 	quoted := false
 	for i := len(list) - 1; i >= 0; i-- {
@@ -135,14 +133,14 @@ func last(list string, separator byte) (rest, element string, more bool) {
 	return "", list, false
 }
 
-// escaped reports whether the quote at i is one within a quoted string.
+// escaped reports whether the quote at i is escaped in a quoted string.
 func escaped(s string, i int) bool {
 	before := strings.TrimRight(s[:i], `\`)
 	return (i-len(before))%2 == 1
 }
 
-// parseForwarded returns the address in an element of a Forwarded field; for=unknown and
-// obfuscated names are none.
+// parseForwarded returns the address in an element of a Forwarded header. It finds none in
+// for=unknown and in obfuscated names.
 func parseForwarded(element string) (addr netip.Addr, ok bool) {
 	found := false
 	for more := true; more; {
@@ -168,9 +166,8 @@ func parseForwarded(element string) (addr netip.Addr, ok bool) {
 	return addr, ok
 }
 
-// parseNode returns the address in "192.0.2.1", "192.0.2.1:80", "2001:db8::1",
-// "[2001:db8::1]" or "[2001:db8::1]:80", without a zone, and as IPv4 when it is one
-// within IPv6.
+// parseNode returns the address in "192.0.2.1", "192.0.2.1:80", "2001:db8::1", "[2001:db8::1]" or
+// "[2001:db8::1]:80". It drops the zone, and unmaps IPv4.
 func parseNode(s string) (netip.Addr, bool) {
 	s = strings.TrimSpace(s)
 	if withPort, err := netip.ParseAddrPort(s); err == nil {

@@ -1,8 +1,8 @@
-// Package edge is shared by the middlewares of several protocols: policies, which give the
-// limit that a request takes from, its key and the tokens; the decision, and its event; the
-// refund when the request has ended; and clients that wait.
+// Package edge is shared by the middlewares of several protocols. A policy gives a request's limit,
+// its key and the number of tokens. A Limiter decides on requests and reports events. Admission
+// refunds unused tokens when a request has ended. A Waiter serves clients that wait.
 //
-// R is the protocol's request, such as *http.Request, and O is how one has ended. Errors name
+// R is the protocol's request, such as *http.Request. O tells how a request has ended. Errors name
 // the package of the protocol.
 package edge
 
@@ -12,13 +12,13 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Faults is the faults of a configuration.
+// Faults collects the faults of a configuration.
 type Faults struct {
-	Package string // of the fields
+	Package string // named in errors
 	found   []error
 }
 
-// Must notes a fault unless a field is good.
+// Must notes a fault of a field unless it is good.
 func (f *Faults) Must(good bool, field string, value any, reason string) {
 	if !good {
 		f.Add(Invalid(f.Package, field, value, reason))
@@ -28,7 +28,7 @@ func (f *Faults) Must(good bool, field string, value any, reason string) {
 // Add notes a fault.
 func (f *Faults) Add(err error) { f.found = append(f.found, err) }
 
-// Err returns the faults as one error: nil, the only one, or all joined.
+// Err returns the faults as one error; nil if there are none.
 func (f *Faults) Err() error {
 	if len(f.found) == 1 {
 		return f.found[0]
@@ -36,7 +36,7 @@ func (f *Faults) Err() error {
 	return errors.Join(f.found...)
 }
 
-// Invalid returns the error of a package's field that has a value that it cannot have.
+// Invalid returns an error for a field with an invalid value.
 func Invalid(pkg, field string, value any, reason string) error {
 	return &ratelimit.FieldError{Package: pkg, Field: field, Value: value, Reason: reason}
 }

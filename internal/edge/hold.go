@@ -9,33 +9,33 @@ import (
 
 const (
 	firstBackoff = time.Second            // after a refusal that names no wait
-	firstDoubt   = 100 * time.Millisecond // after one that names a wait, when the wait before was kept and was not enough
-	mostBackoff  = 16 * time.Second       // less than DefaultMaxWait, so that a request lives to see whether the server grants again
+	firstDoubt   = 100 * time.Millisecond // after a refusal that names a wait, if the wait before was kept and was too short
+	mostBackoff  = 16 * time.Second       // less than DefaultMaxWait, so a request can learn whether the server grants again
 
-	slowAnswer = 250 * time.Millisecond // after which at the earliest more requests go, though none was answered
-	mostPaced  = 64                     // above this number of requests, any number may go
+	slowAnswer = 250 * time.Millisecond // the shortest time after which more requests go without an answer
+	mostPaced  = 64                     // above this number, all requests go
 )
 
-// hold is what a server has said of the requests of a scope.
+// hold keeps what a server has said about the requests of a scope.
 //
 // A refusal begins a round, in which nothing is sent until the refusal is over. Then one request
-// goes, and more with each answer that is not a refusal: two, four, eight, until all may. So a
-// server that refuses all has one request a round, and each round is longer than the one before. Where
-// no answer comes, more go in time, so that a server that grants slowly is not left idle: not before
-// one that refuses slowly would have refused.
+// goes, and each answer that is not a refusal lets more go: two, four, eight, until all may. So a
+// server that refuses everything gets one request a round, and rounds grow. If no answer comes,
+// more requests go in time, so a slow server is not left idle; that time is longer than a refusal
+// took.
 type hold struct {
-	refused   time.Time // until when requests are held back, since the server has refused one
-	exhausted time.Time // until when the server would refuse the next one, by its own word
+	refused   time.Time // the end of the wait after a refusal
+	exhausted time.Time // until then the server would refuse the next request, it says
 	round     int
-	inARow    int           // rounds that have begun since a request was not refused
-	allowed   int           // how many requests of this round may go; 0 is any number
-	sent      int           // how many have gone
-	widens    time.Time     // when twice as many may go, since answers are slow
-	slow      time.Duration // from one request or widening to the next; twice as long as a refusal takes
+	inARow    int           // rounds since a request was not refused
+	allowed   int           // requests that may go in this round; 0 means all
+	sent      int           // requests that have gone
+	widens    time.Time     // when the allowed number doubles, since answers are slow
+	slow      time.Duration // the time until it doubles; twice the time of a refusal
 	changed   chan struct{} // closed when more may go
 }
 
-// over reports whether h holds nothing back, and has not for a minute.
+// over reports whether h has held nothing back for a minute.
 func (h *hold) over(now time.Time) bool {
 	return now.Sub(h.refused) > time.Minute && !h.exhausted.After(now)
 }
@@ -50,34 +50,35 @@ func (h *hold) widen(n int, now time.Time) {
 	h.changed = make(chan struct{})
 }
 
-// backoff returns the shortest wait after a refusal that named a wait or did not. It doubles with each round, and is drawn from its upper half.
+// backoff returns the shortest wait after a refusal; named says whether the refusal named a wait.
+// It doubles with each round, and is random within its upper half.
 func (h *hold) backoff(named bool) time.Duration {
 	least, n := firstBackoff, h.inARow-1
 	if named {
 		least, n = firstDoubt, h.inARow-2
 	}
 	if n < 0 {
-		return 0 // the first word of a server is believed
+		return 0 // trust the server the first time
 	}
 	most := min(least<<min(n, 10), mostBackoff)
 	return most/2 + rand.N(most/2)
 }
 
-// Round is the round in which a request goes, and when it goes.
+// Round is the round and the instant in which a request was sent.
 type Round struct {
 	n    int
 	sent time.Time
 }
 
-// holds is the holds that are not over, by scope. The zero value is ready for use.
+// holds keeps the current hold of each scope. The zero value is ready to use.
 type holds struct {
 	mu      sync.Mutex
 	byScope map[string]*hold
-	round   int // the last one that began, of any scope
-	sweep   int // how many there may be before those that are over are looked for
+	round   int // the newest round of any scope
+	sweep   int // at this number of holds, those that are over are removed
 }
 
-// until returns until when requests of a scope are held back.
+// until returns when requests of a scope may go again: after a refusal, and by the server's hint.
 func (hs *holds) until(scope string) (refused, exhausted time.Time) {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
@@ -87,8 +88,8 @@ func (hs *holds) until(scope string) (refused, exhausted time.Time) {
 	return refused, exhausted
 }
 
-// enter lets a request of a scope go, and returns the round in which it goes. Otherwise it returns
-// when to ask again, and a channel that is closed if that is sooner.
+// enter lets a request of a scope go, and returns its round. If the request must wait, it returns
+// when to ask again, and a channel that closes if it may ask sooner.
 func (hs *holds) enter(scope string, now time.Time) (round Round, again time.Time, sooner <-chan struct{}) {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
@@ -113,13 +114,13 @@ func (hs *holds) enter(scope string, now time.Time) (round Round, again time.Tim
 	return Round{h.round, now}, again, nil
 }
 
-// refuse notes that a request which went in a round was refused, for a wait that the server has
-// named or 0, and returns until when the scope is held back. No wait counts for more than most.
+// refuse notes a refusal, for a named wait or 0, and returns the end of the scope's hold. No wait
+// is longer than most.
 func (hs *holds) refuse(scope string, round Round, wait, most time.Duration, now time.Time) time.Time {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
 	h := hs.get(scope, now)
-	if round.n >= h.round { // the first refusal of the round; those under way with it do not count
+	if round.n >= h.round { // the first refusal of the round; later ones were already under way
 		hs.round++
 		h.round, h.inARow, h.allowed, h.sent = hs.round, h.inARow+1, 1, 0
 		h.slow = min(max(slowAnswer, 2*now.Sub(round.sent)), mostBackoff)
@@ -129,7 +130,7 @@ func (hs *holds) refuse(scope string, round Round, wait, most time.Duration, now
 	return h.refused
 }
 
-// grant notes that a request which went in a round was not refused.
+// grant notes that a request was not refused.
 func (hs *holds) grant(scope string, round Round, now time.Time) {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
@@ -142,7 +143,7 @@ func (hs *holds) grant(scope string, round Round, now time.Time) {
 	}
 }
 
-// exhaust notes that the server would refuse the next request until an instant.
+// exhaust notes that the server would refuse requests until an instant.
 func (hs *holds) exhaust(scope string, until, now time.Time) {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
@@ -150,7 +151,7 @@ func (hs *holds) exhaust(scope string, until, now time.Time) {
 	h.exhausted = latest(h.exhausted, until)
 }
 
-// get returns the hold of a scope, a new one if there is none. It needs the lock.
+// get returns the hold of a scope, or a new one. The caller holds the lock.
 func (hs *holds) get(scope string, now time.Time) *hold {
 	h := hs.byScope[scope]
 	if h != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Join returns a key of several, of which different parts make different keys.
+// Join joins keys to one. Different parts make different keys.
 func Join[R any](key func(R) (string, error), keys ...func(R) (string, error)) func(R) (string, error) {
 	return func(r R) (string, error) {
 		first, err := key(r)
@@ -25,9 +25,8 @@ func Join[R any](key func(R) (string, error), keys ...func(R) (string, error)) f
 	}
 }
 
-// FirstOf returns the first of keys that the request has, marked by its place in the list.
-// fault reports whether an error is of the request, so that the next key is tried; none is the
-// error when there are no keys.
+// FirstOf returns the first key that the request has, marked by its place in the list. If an error
+// is a fault of the request, it tries the next key. Without keys it returns none.
 func FirstOf[R any](fault func(error) bool, none error, keys ...func(R) (string, error)) func(R) (string, error) {
 	return func(r R) (string, error) {
 		err := none
@@ -44,7 +43,7 @@ func FirstOf[R any](fault func(error) bool, none error, keys ...func(R) (string,
 	}
 }
 
-// Hashed returns the SHA-256 of key in base64.
+// Hashed returns a function that hashes keys with Hash.
 func Hashed[R any](key func(R) (string, error)) func(R) (string, error) {
 	return func(r R) (string, error) {
 		k, err := key(r)
@@ -55,11 +54,11 @@ func Hashed[R any](key func(R) (string, error)) func(R) (string, error) {
 	}
 }
 
-// Hash returns the key that Hashed makes of one.
+// Hash returns the SHA-256 of a key in base64.
 func Hash(key string) string {
 	sum := sha256.Sum256([]byte(key))
 	return base64.RawURLEncoding.EncodeToString(sum[:])
 }
 
-// Place returns the key that FirstOf makes of the one at a place, counted from 0.
+// Place returns the key that FirstOf makes of the key at a place, counted from 0.
 func Place(i int, key string) string { return ratelimit.Key(strconv.Itoa(i), key) }

@@ -9,24 +9,8 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// PermitStore is the part of a store that a [Limiter] needs for limits in flight.
-type PermitStore interface {
-	Acquire(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (ratelimit.Permit, error)
-	Release(ctx context.Context, permit ratelimit.Permit) error
-	Keep(ctx context.Context, permit ratelimit.Permit, do func(ctx context.Context, permit ratelimit.Permit) error) error
-}
-
-// InFlight is a policy that holds permits while a request is handled, one unless Weight says how many.
-// Tier and Weight may be nil.
-type InFlight[R any] struct {
-	Limit  ratelimit.InFlight
-	Key    func(R) (string, error)
-	Tier   func(R) (ratelimit.InFlight, error)
-	Weight func(R) (int, error)
-}
-
-// CheckInFlight notes the faults of limits in flight, beside limits of other kinds, and of the
-// verbs for them.
+// CheckInFlight notes the faults of limits of how many at once. others are the limits of other
+// kinds.
 func CheckInFlight(f *Faults, permits PermitStore, limits []ratelimit.InFlight, others []ratelimit.Limit) {
 	var names []string
 	for _, l := range others {
@@ -44,7 +28,7 @@ func CheckInFlight(f *Faults, permits PermitStore, limits []ratelimit.InFlight, 
 	f.Must(permits != nil || len(limits) == 0, "Permits", nil, "must be set for policies in flight: it is the store's Permits()")
 }
 
-// wants returns the permits that r is to have; without any, its N is 0.
+// wants returns the permits that r needs; N is 0 if it needs none.
 func (g *Limiter[R, O]) wants(r R) (wants ratelimit.PermitRequest, err error) {
 	for _, p := range g.InFlight {
 		limit := p.Limit
@@ -81,8 +65,8 @@ func (g *Limiter[R, O]) wants(r R) (wants ratelimit.PermitRequest, err error) {
 	return wants, nil
 }
 
-// take takes the permits and the tokens of requests, or nothing, and returns the permits and the one
-// that its event is about. A refusal for want of a permit is an error, a *ratelimit.FullError.
+// take takes the permits, and tokens for requests: all or nothing. asked is the permit that the
+// event is about. A refusal for want of a permit is a *ratelimit.FullError.
 func (g *Limiter[R, O]) take(ctx context.Context, wants ratelimit.PermitRequest, requests []ratelimit.Request) (permits []ratelimit.Permit, asked *ratelimit.Permit, result ratelimit.Result, err error) {
 	bounded, cancel := context.WithTimeout(ctx, g.Timeout)
 	defer cancel()
@@ -96,18 +80,18 @@ func (g *Limiter[R, O]) take(ctx context.Context, wants ratelimit.PermitRequest,
 		if result = permit.Rates; len(requests) == 0 {
 			result.OK = true
 		}
-		permits = permit.Parts() // each of which the handler can release by itself
+		permits = permit.Parts() // so the handler can release each by itself
 		return permits, &permits[len(permits)-1], result, nil
 	case err == nil && permit.Rates.Request.Limit != nil:
-		result = permit.Rates // which refused
+		result = permit.Rates // it refused
 	case err == nil:
 		return nil, &permit, result, permit.Err()
 	}
 	return nil, &ratelimit.Permit{InFlight: wants.Limit, Key: wants.Key, N: wants.N}, result, err
 }
 
-// giveBack releases permits of a request that is not handled. A permit that cannot be released is
-// free when its lease is over.
+// giveBack releases the permits of a request that is not handled. If that fails, a permit is free
+// when its lease ends.
 func (g *Limiter[R, O]) giveBack(ctx context.Context, permits []ratelimit.Permit) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.Timeout)
 	defer cancel()
@@ -116,8 +100,8 @@ func (g *Limiter[R, O]) giveBack(ctx context.Context, permits []ratelimit.Permit
 	}
 }
 
-// keep runs do while it keeps the permits, and returns the one that its error is about. The context
-// of do ends when one is lost, but in shadow mode, in which nothing is to come of limits.
+// keep runs do and keeps the permits meanwhile. of is the permit that err is about. do's context
+// ends if a permit is lost, but not in shadow mode, where limits have no effect.
 func (g *Limiter[R, O]) keep(ctx context.Context, permits []ratelimit.Permit, do func(ctx context.Context)) (of *ratelimit.Permit, err error) {
 	if len(permits) == 0 {
 		do(ctx)
@@ -136,21 +120,9 @@ func (g *Limiter[R, O]) keep(ctx context.Context, permits []ratelimit.Permit, do
 	return of, err
 }
 
-// PermitOf returns the permit that a request holds of a policy, by the name of its limit. ctx is
-// that of [Admission.Do].
-func PermitOf(ctx context.Context, policy string) (permit ratelimit.Permit, ok bool) {
-	for c, _ := ctx.Value(chargeKey{}).(*charge); c != nil; c = c.outer {
-		for _, s := range c.permits {
-			if s.InFlight.Name == policy {
-				return s, true
-			}
-		}
-	}
-	return permit, false
-}
-
-// FullWait returns after how long a client is to try again that was refused a permit: nobody knows
-// when one is free, so after wait to twice that; and if its limit's mode refuses, when that ends.
+// FullWait returns how long a client without a permit should wait before the next try. Nobody knows
+// when a permit is free, so that is wait to twice wait. If the limit's mode refuses, it is the time
+// until the mode ends, and up to wait more.
 func FullWait(permit ratelimit.Permit, wait time.Duration) time.Duration {
 	spread := rand.N(wait)
 	if permit.InFlight.Mode == ratelimit.ModeRefuse {

@@ -10,19 +10,19 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Policy is one limit of a middleware: the limit, its key, and the tokens that a request takes
-// from it. Tier and Counts may be nil.
+// Policy is a limit of a middleware, with the key and the number of tokens of each request. Tier
+// and Counts may be nil.
 type Policy[R, O any] struct {
 	Limit  ratelimit.Limit
 	Key    func(R) (string, error)
 	Tier   func(R) (ratelimit.Limit, error)
 	Cost   func(R) (float64, error)
-	Above  float64 // the share of the limit's capacity that is left to others
+	Above  float64 // the share of the capacity to leave to others
 	Counts func(O) bool
 }
 
-// CheckLimits notes the faults of the limits of policies, and returns their definitions, or
-// none if one is invalid. There may be none when there are policies of another sort.
+// CheckLimits notes faults of the policies' limits and returns their definitions, or none if a
+// limit is invalid. others says that there are policies of another kind, so there may be no limits.
 func CheckLimits(f *Faults, limits []ratelimit.Limit, others bool) []ratelimit.Definition {
 	if others && len(limits) == 0 {
 		return nil
@@ -42,14 +42,14 @@ func CheckLimits(f *Faults, limits []ratelimit.Limit, others bool) []ratelimit.D
 	return definitions
 }
 
-// CheckAbove notes a share that a policy cannot have.
+// CheckAbove notes an invalid share.
 func CheckAbove(f *Faults, name string, above float64) {
 	if !(above >= 0 && above <= 1) {
 		f.Add(&ratelimit.FieldError{Package: f.Package, Limit: name, Field: "Above", Value: above, Reason: "must be a share of the capacity, from 0 to 1"})
 	}
 }
 
-// Names returns the names of limits, quoted, in a line.
+// Names returns the quoted names of limits, separated by commas.
 func Names(limits []ratelimit.Limit, inFlight []ratelimit.InFlight) string {
 	names := make([]string, 0, len(limits)+len(inFlight))
 	for _, l := range limits {
@@ -61,7 +61,7 @@ func Names(limits []ratelimit.Limit, inFlight []ratelimit.InFlight) string {
 	return strings.Join(names, ", ")
 }
 
-// request returns the request of p for r; without a limit when p does not apply.
+// request returns what r takes by policy p. Its limit is nil if p does not apply.
 func (p *Policy[R, O]) request(r R, catalog ratelimit.Catalog) (request ratelimit.Request, err error) {
 	limit := p.Limit
 	if p.Tier != nil {
@@ -87,8 +87,7 @@ func (p *Policy[R, O]) request(r R, catalog ratelimit.Catalog) (request ratelimi
 	return bounded(request)
 }
 
-// bounded returns request, or the error that its count is when no store would take it for
-// a count.
+// bounded returns request, or an error if no store accepts its count.
 func bounded(request ratelimit.Request) (ratelimit.Request, error) {
 	switch n := request.Count; {
 	case !(n >= 0):
@@ -100,9 +99,9 @@ func bounded(request ratelimit.Request) (ratelimit.Request, error) {
 	return request, nil
 }
 
-// StatedCost returns the cost that a client states in values: a whole number, in digits, of
-// which less than least counts as least. Without a value it is otherwise. What makes an error of
-// a fault of the request.
+// StatedCost returns the cost that a client states: a whole number in digits, at least least.
+// Without a value it returns otherwise. fault makes the error of an invalid value; what names the
+// field.
 func StatedCost(what string, values []string, least, otherwise float64, fault func(detail string) error) (float64, error) {
 	switch {
 	case len(values) == 0:
@@ -115,7 +114,7 @@ func StatedCost(what string, values []string, least, otherwise float64, fault fu
 		return 0, fault(what + " must be a whole number, in digits")
 	}
 	n, err := strconv.ParseFloat(values[0], 64)
-	if err != nil { // too large for a float64: no limit grants it
+	if err != nil { // too large for a float64; no limit grants it
 		n = math.MaxFloat64
 	}
 	return max(n, least), nil
@@ -127,14 +126,14 @@ func Identity(name, key string) string { return name + "\x00" + key }
 // DefaultMaxJitter bounds the jitter of a wait.
 const DefaultMaxJitter = 30 * time.Second
 
-// Jittered returns the wait of a refusal and a share of it, at most most, that is always the same
-// share for the key that decides.
+// Jittered returns the wait of a refusal plus a share of it, at most most. The share is always the
+// same for the key that decides.
 func Jittered(result ratelimit.Result, share float64, most time.Duration) time.Duration {
 	identity := Identity(ratelimit.NameOf(result.Request.Limit), result.Request.Key)
 	return result.RetryAfter + Shift(identity, min(most, time.Duration(share*float64(result.RetryAfter))))
 }
 
-// Shift returns an identity's fixed share of a spread.
+// Shift returns the fixed part of spread for an identity.
 func Shift(identity string, spread time.Duration) time.Duration {
 	return ratelimit.JitterFor(identity, time.Time{}, spread).Sub(time.Time{})
 }

@@ -10,9 +10,10 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Shape returns what a key looks like, by which it is told from keys that a door makes otherwise: of
-// each of its parts, with colons between them, "address", "IPv4/32" or "IPv6/64" for the network that
-// Addresses makes of one, "hash", "hexadecimal" for a hash that others have written, "empty" or "text".
+// Shape returns the form of a key, by which doctor recognizes keys that a middleware derives. It
+// returns "address", "IPv4/32" or "IPv6/64" for networks as Addresses makes them, "hash",
+// "hexadecimal" for a hash written otherwise, "empty" or "text". For a key of several parts it
+// returns theirs, joined by colons.
 func Shape(key string) string {
 	if kind := whole(key); kind != "text" {
 		return kind
@@ -27,7 +28,7 @@ func Shape(key string) string {
 	return strings.Join(parts, ":")
 }
 
-// whole returns the shape of a key that is not of parts, "text" if that cannot be told.
+// whole returns the form of a key as one part; "text" if it has no other.
 func whole(key string) string {
 	if key == "" {
 		return "empty"
@@ -51,10 +52,10 @@ func whole(key string) string {
 	return "text"
 }
 
-// hashed is the bytes of a hash.
+// hashed is the length of a hash in bytes.
 const hashed = 32
 
-// split returns the parts of a key that ratelimit.Key has made.
+// split returns the parts of a key that ratelimit.Key made.
 func split(key string) (parts []string) {
 	var part strings.Builder
 	for i := 0; i < len(key); i++ {
@@ -72,11 +73,11 @@ func split(key string) (parts []string) {
 	return append(parts, part.String())
 }
 
-// network is the family and the bits of a network in a shape.
+// network matches a network in a shape; $1 is its family.
 var network = regexp.MustCompile(`(IPv[46])/[0-9]+`)
 
-// Alike reports whether a key may be one of those that have shapes, of which there is one at least.
-// Networks of IPv4 and of IPv6 are alike, unless one of the family has other bits.
+// Alike reports whether key can be one of the keys with these shapes, at least one. Networks of
+// IPv4 and IPv6 are alike, unless shapes has another width for key's family.
 func Alike(key string, shapes map[string]bool) bool {
 	shape := Shape(key)
 	if shapes[shape] {
@@ -92,9 +93,8 @@ func Alike(key string, shapes map[string]bool) bool {
 	return alike
 }
 
-// Like returns the key that the door makes of what was given as a key, which has made another: the
-// network of an address, the hash of a text, the place in FirstOf. It reports false if that cannot be
-// told.
+// Like returns the key that a middleware derives from key, as it derived another: the network of an
+// address, the hash of a text, the place in FirstOf. It returns false if it cannot tell.
 func Like(key, another string) (string, bool) {
 	if parts := split(another); len(parts) == 2 && len(parts[0]) == 1 && parts[0][0] >= '0' && parts[0][0] <= '9' {
 		if Shape(parts[1]) == Shape(key) {

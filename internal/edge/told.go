@@ -6,8 +6,8 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Told returns the parts of a result that clients are told: not that of a limit in shadow, which
-// keeps nobody, nor of one that was not asked, since another refuses by its mode.
+// Told returns the statuses that clients may see. It omits limits in shadow, which stop nobody, and
+// limits that were not asked because another's mode refused.
 func Told(result ratelimit.Result) []ratelimit.Status {
 	return slices.DeleteFunc(slices.Clone(result.Each()), func(s ratelimit.Status) bool {
 		return s.Request.Mode == ratelimit.ModeShadow || s.At.IsZero()

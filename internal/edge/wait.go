@@ -19,7 +19,7 @@ const (
 	DefaultMaxPause = 5 * time.Minute
 )
 
-const pauseTimeout = 5 * time.Second // of pausing the limit after a refusal
+const pauseTimeout = 5 * time.Second // bounds the pause of a limit after a refusal
 
 // WaitStore is the part of a store that a [Waiter] needs to share a quota with other processes.
 type WaitStore interface {
@@ -27,26 +27,26 @@ type WaitStore interface {
 	Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (time.Time, error)
 }
 
-// Waiter is the client's side: it holds requests back until their server wants to be asked
-// again, and there are tokens of a limit of the client's own. It is safe for concurrent use.
+// Waiter holds requests back until their server accepts them again and the client's own limit has
+// tokens. It is safe for concurrent use.
 type Waiter struct {
 	Package  string // for errors and logs
 	MaxWait  time.Duration
 	MaxTries int
-	MaxPause time.Duration // of any hold and any pause, whatever a server says
+	MaxPause time.Duration // bounds each hold and pause, whatever a server says
 	Store    WaitStore     // nil without a limit
 	Logger   *slog.Logger
 
-	// NotSent makes the error of a request that would have to wait for too long, until an
-	// instant and because of err, which may be nil.
+	// NotSent makes the error of a request that would wait too long. until is the end of the wait;
+	// err is the cause, or nil.
 	NotSent func(until time.Time, err error) error
 
 	holds holds
-	turns keyqueue.Queue[string] // of callers that want tokens, by limit and key
+	turns keyqueue.Queue[string] // requests that want tokens, by limit and key
 }
 
-// Init notes the faults of the waiter, and sets the defaults. limited is whether requests may
-// be for a limit of the client's own.
+// Init notes faults and sets defaults. limited says whether requests may have a limit of the
+// client's own.
 func (w *Waiter) Init(f *Faults, limited bool) {
 	f.Must(w.MaxWait >= 0, "MaxWait", w.MaxWait, "must not be negative")
 	f.Must(w.MaxTries >= 0, "MaxTries", w.MaxTries, "must not be negative")
@@ -58,18 +58,18 @@ func (w *Waiter) Init(f *Faults, limited bool) {
 	w.Logger = OrDefault(w.Logger, slog.Default())
 }
 
-// Answer is the limits stated by a server's answer.
+// Answer is what a server's answer says of its limits.
 type Answer struct {
 	Refused   bool          // the request was refused, and may be asked again
-	Exhausted bool          // it was not, but the next one would be
-	Wait      time.Duration // for how long, in the server's words; 0 when it does not say
-	Pause     bool          // the client's own limit is to be paused for all its processes
+	Exhausted bool          // the next request would be refused
+	Wait      time.Duration // as the server says; 0 if it does not
+	Pause     bool          // pause the client's own limit in all processes
 }
 
-// Turn waits until a request of the scope may be sent: until its server wants to be asked
-// again, and there is a token of its limit, for which it may have waited so long that the server
-// has refused another request. A request without a limit takes nothing. Turn returns the round in
-// which the request goes, for [Waiter.Heed].
+// Turn waits until a request of the scope may be sent, and returns its round for [Waiter.Heed]. The
+// server must accept requests again, and the request's limit must have a token. Turn asks the
+// server's hold again after a wait for the token, since the server may have refused another request
+// meanwhile. A request without a limit takes nothing.
 func (w *Waiter) Turn(b *Budget, scope string, request ratelimit.Request) (round Round, err error) {
 	if request.Limit != nil {
 		if err := w.holdBack(scope, b); err != nil {
@@ -96,7 +96,7 @@ func (w *Waiter) Turn(b *Budget, scope string, request ratelimit.Request) (round
 	}
 }
 
-// holdBack waits until no server holds requests of the scope back.
+// holdBack waits until no hold of the scope is left.
 func (w *Waiter) holdBack(scope string, b *Budget) error {
 	for {
 		refused, exhausted := w.holds.until(scope)
@@ -110,19 +110,19 @@ func (w *Waiter) holdBack(scope string, b *Budget) error {
 		if wait <= 0 {
 			return b.ctx.Err()
 		}
-		// Those that were held back together do not go together.
+		// Spread the requests that waited for the same instant.
 		if err := b.sleep(wait+rand.N(max(1, min(wait/10, b.left()-wait))), nil); err != nil {
 			return err
 		}
 	}
 }
 
-// askers is how many requests of a process ask for the same tokens at a time. The others
-// wait in turn, and do not ask: when one is refused, so would they be.
+// askers is how many requests of a process ask for one key's tokens at a time. The others wait
+// behind them: if one is refused, so are they.
 const askers = 4
 
-// take takes from the client's own limit, waiting if need be. It asks again rather than
-// reserve: reservations made before a pause would all be due at its end.
+// take takes from the client's own limit, and waits for tokens. It asks again instead of reserving:
+// reservations made before a pause would all be due at its end.
 func (w *Waiter) take(request ratelimit.Request, b *Budget) error {
 	ctx, cancel := context.WithDeadline(b.ctx, b.end)
 	defer cancel()
@@ -148,7 +148,7 @@ func (w *Waiter) take(request ratelimit.Request, b *Budget) error {
 	}
 }
 
-// over returns err, or if the budget is used up, the error that this is to the caller.
+// over returns err. If the budget is used up, it returns the error for the caller instead.
 func (w *Waiter) over(b *Budget, err error) error {
 	switch {
 	case b.ctx.Err() != nil:
@@ -159,8 +159,8 @@ func (w *Waiter) over(b *Budget, err error) error {
 	return err
 }
 
-// Heed notes the limits in the answer to a request that went in a round, and returns how long the
-// scope is held back after a refusal.
+// Heed notes the answer to a request that was sent in a round. After a refusal it returns how long
+// the scope is held back.
 func (w *Waiter) Heed(b *Budget, scope string, round Round, request ratelimit.Request, a Answer) (wait time.Duration) {
 	now := time.Now()
 	if !a.Refused {
@@ -177,13 +177,13 @@ func (w *Waiter) Heed(b *Budget, scope string, round Round, request ratelimit.Re
 	return wait
 }
 
-// Again reports whether there is to be another try after the n-th, which was refused.
+// Again reports whether to try again after try n was refused.
 func (w *Waiter) Again(b *Budget, wait time.Duration, n int) bool {
 	return n < w.MaxTries && wait < b.left()
 }
 
-// pause pauses the client's own limit, for all processes that share it. The request does not wait for
-// that for longer than it may, and its end does not keep the limit from being paused.
+// pause pauses the client's own limit in all processes that share it. The request waits for that
+// within its budget. If the request ends first, the pause is made all the same.
 func (w *Waiter) pause(b *Budget, request ratelimit.Request, lasts time.Duration) {
 	lasts = (lasts + time.Microsecond - 1).Truncate(time.Microsecond)
 	done := make(chan struct{})
@@ -199,13 +199,13 @@ func (w *Waiter) pause(b *Budget, request ratelimit.Request, lasts time.Duration
 	_ = b.sleep(b.left(), done)
 }
 
-// Budget is how long a request may still wait.
+// Budget bounds how long a request may still wait.
 type Budget struct {
 	ctx context.Context
 	end time.Time
 }
 
-// Budget returns that of a request that begins now.
+// Budget returns the budget of a request that begins now.
 func (w *Waiter) Budget(ctx context.Context) *Budget {
 	end := time.Now().Add(w.MaxWait)
 	if deadline, ok := ctx.Deadline(); ok && deadline.Before(end) {
@@ -216,7 +216,7 @@ func (w *Waiter) Budget(ctx context.Context) *Budget {
 
 func (b *Budget) left() time.Duration { return time.Until(b.end) }
 
-// sleep waits for d, until sooner is closed, or until the request's context ends.
+// sleep waits for d, but no longer than until sooner is closed or the request's context ends.
 func (b *Budget) sleep(d time.Duration, sooner <-chan struct{}) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -1,5 +1,5 @@
-// Package receipt is the payments of a call, for settling them or giving them back. It imports
-// of the library only the arithmetic, so that the root package can name it.
+// Package receipt keeps the payments of a call, to settle them or give them back. It imports only
+// the arithmetic, so the root package can import it.
 package receipt
 
 import (
@@ -13,31 +13,31 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
-// Limit is a limit and key from which a call took, and the definition by which it did.
+// Limit is a limit and key that a call took from, with the limit's definition at that time.
 type Limit struct {
 	bucket.Definition
 	Key string
 }
 
-// Payment is tokens that were taken from one row.
+// Payment is the tokens taken from one row.
 type Payment struct {
-	*Limit     // which those of one limit share
+	*Limit     // shared by the payments of one limit
 	Place  int // of the limit in the order of the call
 	Shard  int
-	Slot   int64 // of a sliding window: the last microsecond of the slot that was given; otherwise 0
+	Slot   int64 // in a sliding window, the last microsecond of the slot that was given; otherwise 0
 	Tokens float64
 }
 
-// none is the slot of a payment of a limit that let the call go on without tokens.
+// none is the slot of a payment of nothing.
 const none = math.MinInt64
 
-// Nothing returns the payment of such a limit: it has a place in the call, and a settlement takes
-// nothing from it.
+// Nothing returns the payment of a limit that let a call go on without tokens. It has a place in
+// the call, and a settlement takes nothing from it.
 func Nothing(limit *Limit, place int) Payment {
 	return Payment{Limit: limit, Place: place, Slot: none}
 }
 
-// IsNothing reports whether p is of a limit that let the call go on without tokens.
+// IsNothing reports whether p comes from Nothing.
 func (p *Payment) IsNothing() bool { return p.Slot == none }
 
 // Left is the state that a reservation's payment left in its row.
@@ -46,28 +46,28 @@ type Left struct {
 	TS, Paused time.Time
 }
 
-// Receipt is the payments of a call, row by row; the root package documents it.
+// Receipt has the payments of a call, row by row. The root package documents it.
 type Receipt struct {
-	one  [1]Payment // if there is one; otherwise its Limit is nil
+	one  [1]Payment // a single payment; its Limit is nil if there are several
 	at   int64      // in microseconds since 1970
 	mu   sync.Mutex
-	more atomic.Pointer[more] // nil if all of it is zero
+	more atomic.Pointer[more] // nil if all its fields are zero
 }
 
-// more is the fields that few receipts have: not those of calls for one row that were decided
-// by themselves, or from memory, until they are settled. It is replaced when a field changes.
+// more has fields that few receipts need. A call of one row that is decided alone or from memory
+// does not need them until it is settled. A change of a field replaces the struct.
 type more struct {
 	several []Payment
-	left    []Left // of a reservation, for each payment; not in the text
+	left    []Left // of a reservation's payments; not in the text
 	taker   string
 	conn    any
 	read    bool // from text
 	mark    string
 }
 
-// New returns the receipt of payments, made at an instant. taker names the transaction that
-// paid, "" when it is committed, and conn is its connection. For a reservation, left is the
-// state that each payment left.
+// New returns a receipt of payments at an instant. taker names the transaction that paid, "" once
+// it is committed; conn is its connection. For a reservation, left has the state that each payment
+// left.
 func New(payments []Payment, left []Left, taker string, conn any, at time.Time) *Receipt {
 	r := &Receipt{at: at.UnixMicro()}
 	if len(payments) == 1 {
@@ -77,8 +77,8 @@ func New(payments []Payment, left []Left, taker string, conn any, at time.Time) 
 	return r
 }
 
-// One returns the receipt of tokens that were taken from the only row of a limit, in no
-// transaction of the caller's: one allocation, if there is nothing left to tell.
+// One returns a receipt of tokens from the only row of a limit, outside of transactions. Without
+// left it makes one allocation.
 func One(limit *Limit, slot int64, tokens float64, left []Left, at time.Time) *Receipt {
 	r := new(Receipt)
 	r.one[0].Limit, r.one[0].Slot, r.one[0].Tokens, r.at = limit, slot, tokens, at.UnixMicro()
@@ -86,8 +86,8 @@ func One(limit *Limit, slot int64, tokens float64, left []Left, at time.Time) *R
 	return r
 }
 
-// Own is New of a single payment of a limit that it has for itself: one allocation, if it
-// is of no reservation, and committed.
+// Own returns a receipt of one payment, with a limit of its own. If it is committed and no
+// reservation, it makes one allocation.
 func Own(limit Limit, p Payment, left []Left, taker string, conn any, at time.Time) *Receipt {
 	r := new(struct {
 		Receipt
@@ -100,14 +100,14 @@ func Own(limit Limit, p Payment, left []Left, taker string, conn any, at time.Ti
 	return &r.Receipt
 }
 
-// keep stores the fields that few receipts have, if a new one has any.
+// keep stores the fields of more, if one is set.
 func (r *Receipt) keep(several []Payment, left []Left, taker string, conn any) {
 	if several != nil || left != nil || taker != "" {
 		r.more.Store(&more{several: several, left: left, taker: taker, conn: conn})
 	}
 }
 
-// payments returns the payments, which must not be changed.
+// payments returns the payments. Do not change them.
 func (r *Receipt) payments() []Payment {
 	if r.one[0].Limit != nil {
 		return r.one[:]
@@ -115,7 +115,7 @@ func (r *Receipt) payments() []Payment {
 	return r.rest().several
 }
 
-// rest returns the fields that few receipts have.
+// rest returns the fields of more.
 func (r *Receipt) rest() more {
 	if m := r.more.Load(); m != nil {
 		return *m
@@ -123,17 +123,17 @@ func (r *Receipt) rest() more {
 	return more{}
 }
 
-// change changes the fields that few receipts have. It needs mu.
+// change changes fields of more. The caller holds mu.
 func (r *Receipt) change(do func(*more)) {
 	m := r.rest()
 	do(&m)
 	r.more.Store(&m)
 }
 
-// Lefts returns the state that each payment of a reservation left; nil if it is not known.
+// Lefts returns the state that each payment of a reservation left; nil if unknown.
 func Lefts(r *Receipt) []Left { return r.rest().left }
 
-// Part returns the receipt of some of r's payments.
+// Part returns a receipt of some of r's payments.
 func Part(r *Receipt, payments []Payment) *Receipt {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -145,8 +145,8 @@ func Part(r *Receipt, payments []Payment) *Receipt {
 	return part
 }
 
-// Put gives r's payments, which nobody has seen yet, other places in the call, and adds
-// payments of Nothing, of which there is one at least. A nil receipt is of nothing.
+// Put moves r's payments to other places in the call and adds payments of Nothing, at least one. No
+// other goroutine may know r yet. A nil r has no payments.
 func Put(r *Receipt, places []int, nothing []Payment, at time.Time) *Receipt {
 	if r == nil {
 		r = &Receipt{at: at.UnixMicro()}
@@ -166,8 +166,8 @@ func Put(r *Receipt, places []int, nothing []Payment, at time.Time) *Receipt {
 	return r
 }
 
-// Payments returns the payments, which must not be changed. It is a function, not a method, so
-// that users of the root package do not see it.
+// Payments returns the payments. Do not change them. It is a function, so that users of the root
+// package do not see it.
 func Payments(r *Receipt) []Payment {
 	if r == nil {
 		return nil
@@ -175,17 +175,17 @@ func Payments(r *Receipt) []Payment {
 	return r.payments()
 }
 
-// Pays reports whether a limit has granted the receipt's call, if 0 tokens. Limits in shadow that let
-// it go on without have a place in it, and nothing to give back.
+// Pays reports whether a limit granted the receipt's call, even if 0 tokens. It is false if all its
+// limits were in shadow and let the call go on without tokens.
 func Pays(r *Receipt) bool {
 	return slices.ContainsFunc(Payments(r), func(p Payment) bool { return !p.IsNothing() })
 }
 
-// Taker returns the transaction that paid, "" when it is committed. Only the redeemer of the
-// receipt may call it.
+// Taker returns the transaction that paid, "" once it is committed. Only settle in Redeem may call
+// it.
 func Taker(r *Receipt) string { return r.rest().taker }
 
-// At returns when it paid.
+// At returns the instant of the payments.
 func At(r *Receipt) time.Time { return time.UnixMicro(r.at).UTC() }
 
 // Read reports whether the receipt was read from text.
@@ -203,7 +203,7 @@ func Committed(r *Receipt) {
 	}
 }
 
-// Never marks the receipt of a call that was rolled back, which cannot be settled.
+// Never is the mark of a receipt whose call was rolled back; it cannot be settled.
 const Never = "never"
 
 // RolledBack notes that the transaction that paid was rolled back.
@@ -216,15 +216,14 @@ func RolledBack(r *Receipt) {
 	r.change(func(m *more) { m.mark = Never })
 }
 
-// Conn returns the connection of the transaction that paid, nil if it is not known.
+// Conn returns the connection of the transaction that paid; nil if unknown.
 func Conn(r *Receipt) any { return r.rest().conn }
 
-// turn is how often a caller looks whether another has redeemed the receipt.
+// A caller of Redeem that waits for another looks once per turn.
 const turn = time.Millisecond
 
-// Redeem calls settle, one caller at a time, with the mark that the last call
-// left, "" at first. The mark that settle returns is kept when it returns no
-// error. A caller that waits for another does so no longer than for ctx.
+// Redeem calls settle for one caller at a time. The mark that settle gets is the one that it last
+// returned without an error; "" at first. A caller waits for others until ctx ends.
 func Redeem(ctx context.Context, r *Receipt, settle func(mark string) (string, error)) error {
 	for !r.mu.TryLock() {
 		select {

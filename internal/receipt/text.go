@@ -19,21 +19,21 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
-// A receipt as text is its version and then, in base64 for URLs,
+// The text of a receipt is its version and then, in base64 for URLs,
 //
 //	receipt:  transaction  instant  limits  limit…
 //	limit:    name  key  kind  rate  period  capacity  max reserved  shards  start  [slots]  [every  zone  anchor  time]  place  payments  payment…
 //	payment:  shard  slot  tokens
 //
-// with whole numbers as varints; texts behind their lengths; instants in microseconds, but a
-// start, which is 0 for none or else 1, seconds and nanoseconds; slots only of a sliding
-// window; every to time only of a quota by the calendar, which a bit of its kind tells, with an
-// anchor in days since 1970 and a time in minutes; and amounts as varints of their bits from the
-// last to the first, which is short for those that are round.
+// Whole numbers are varints. Texts follow their lengths. Instants are in microseconds; a start is 0
+// for none, or else 1, seconds and nanoseconds. Only a sliding window has slots. Only a quota by
+// the calendar has the fields from every to time, and a bit of its kind says so; its anchor is in
+// days since 1970, its time in minutes. Amounts are varints of their bits in reverse order, which
+// is short for round numbers.
 const version = "1"
 
-// Upper bounds of the fields of a receipt that a call made. (The root package's bounds of these
-// names; a test compares them.)
+// The largest fields of a receipt. A test compares the constants with the root package's of the
+// same names.
 const (
 	MaxLimits     = 64
 	MaxShards     = 1024
@@ -42,15 +42,14 @@ const (
 	MaxKeyLength  = 2048
 	MaxTokens     = 1e12
 
-	// maxText is above the longest text of a receipt, of MaxLimits limits that
-	// took from MaxShards shards each.
+	// maxText is above the longest text of a receipt, with MaxShards payments of MaxLimits limits.
 	maxText = 4 << 20
 )
 
-// byCalendar is the bit of a kind's number that tells a quota by the calendar.
+// byCalendar is the bit of a kind's number that marks a quota by the calendar.
 const byCalendar = 1 << 4
 
-// ErrInvalid is the root package's, to which this one must not point.
+// The root package exports ErrInvalid, and cannot be imported here.
 var ErrInvalid = errors.New("ratelimit: invalid")
 
 var (
@@ -60,8 +59,8 @@ var (
 	_ sql.Scanner              = (*Receipt)(nil)
 )
 
-// String returns how much the receipt is of which limits: without their keys, and not the
-// text by which it can be settled.
+// String returns how many tokens the receipt has of which limits. It holds no keys, and no text
+// that could settle it.
 func (r *Receipt) String() string {
 	var b strings.Builder
 	b.WriteString("receipt of ")
@@ -83,11 +82,11 @@ func (r *Receipt) String() string {
 	return b.String()
 }
 
-// LogValue is String.
+// LogValue returns what String does.
 func (r *Receipt) LogValue() slog.Value { return slog.StringValue(r.String()) }
 
-// MarshalText returns the receipt as text: letters, digits, - and _. That of a call
-// that took nothing is empty.
+// MarshalText returns the receipt as text: letters, digits, - and _. It is empty if the call took
+// nothing.
 func (r *Receipt) MarshalText() ([]byte, error) {
 	if r == nil || len(r.payments()) == 0 {
 		return []byte{}, nil
@@ -111,8 +110,8 @@ func (r *Receipt) MarshalText() ([]byte, error) {
 	return base64.RawURLEncoding.AppendEncode(append(text, version...), w), nil
 }
 
-// UnmarshalText reads a receipt as MarshalText writes it. A text that it cannot have
-// written is an error, which is the library's ErrInvalid, and leaves r as it was.
+// UnmarshalText reads a text that MarshalText wrote. Any other text is an ErrInvalid, and leaves r
+// as it was.
 func (r *Receipt) UnmarshalText(text []byte) error {
 	if len(text) == 0 {
 		r.become(&Receipt{})
@@ -134,7 +133,7 @@ func (r *Receipt) become(to *Receipt) {
 	r.more.Store(&more{several: rest.several, taker: rest.taker, read: true})
 }
 
-// Value returns the receipt as text for a database, NULL when nothing was taken.
+// Value returns the receipt as text for a database, or NULL if nothing was taken.
 func (r *Receipt) Value() (driver.Value, error) {
 	text, err := r.MarshalText()
 	if err != nil || len(text) == 0 {
@@ -143,7 +142,7 @@ func (r *Receipt) Value() (driver.Value, error) {
 	return string(text), nil
 }
 
-// Scan reads a receipt from a database. NULL is that of a call that took nothing.
+// Scan reads a receipt from a database. NULL means that nothing was taken.
 func (r *Receipt) Scan(src any) error {
 	switch v := src.(type) {
 	case nil:
@@ -176,14 +175,14 @@ func parse(text string) (*Receipt, error) {
 	if r.fault != nil {
 		return nil, r.fault
 	}
-	// There is one way only to write a receipt: no needless zeros, no line breaks.
+	// A receipt has one text only: no needless zeros, no line breaks.
 	if again, err := read.MarshalText(); err != nil || string(again) != text {
 		return nil, errors.New("is not as it was written")
 	}
 	return read, nil
 }
 
-// writer is the bytes of a receipt.
+// writer collects the bytes of a receipt.
 type writer []byte
 
 func (w *writer) uint(v uint64)   { *w = binary.AppendUvarint(*w, v) }
@@ -200,7 +199,7 @@ func (w *writer) start(t time.Time) {
 	w.uint(uint64(t.Nanosecond()))
 }
 
-// payments writes payments, those in a row that are of one limit together.
+// payments writes payments, those of one limit together.
 func (w *writer) payments(payments []Payment) {
 	limits := 0
 	for rest := payments; len(rest) > 0; rest = rest[together(rest):] {
@@ -219,7 +218,7 @@ func (w *writer) payments(payments []Payment) {
 	}
 }
 
-// together returns how many payments, from the first on, are of its limit.
+// together returns how many payments at the start belong to one limit.
 func together(payments []Payment) int {
 	n := 1
 	for n < len(payments) && *payments[n].Limit == *payments[0].Limit && payments[n].Place == payments[0].Place {
@@ -254,8 +253,7 @@ func (w *writer) limit(p *Payment) {
 	w.uint(uint64(p.Place))
 }
 
-// reader reads the bytes of a receipt. After its first fault all that it reads is
-// zero.
+// reader reads the bytes of a receipt. After a fault it reads zeros.
 type reader struct {
 	data  []byte
 	fault error
@@ -268,7 +266,7 @@ func (r *reader) fail(format string, args ...any) {
 	r.data = nil
 }
 
-// uint reads a whole number, which is most at most.
+// uint reads a whole number up to most.
 func (r *reader) uint(field string, most uint64) uint64 {
 	v, n := binary.Uvarint(r.data)
 	return checked(r, field, v, n, v <= most)
@@ -286,7 +284,7 @@ func (r *reader) amount(field string, most float64) float64 {
 	return checked(r, field, f, n, f >= 0 && !math.Signbit(f) && f <= most)
 }
 
-// checked returns a number that was read from n bytes.
+// checked returns a number that took n bytes.
 func checked[T any](r *reader, field string, v T, n int, good bool) (read T) {
 	switch {
 	case r.fault != nil:
@@ -329,7 +327,7 @@ func (r *reader) start() time.Time {
 	return start
 }
 
-// date reads a day of the years 1 to 9999.
+// date reads a day in the years 1 to 9999.
 func (r *reader) date(field string) bucket.Date {
 	days := r.int(field)
 	date := bucket.DateAt(min(max(days, -1e6), 1e7))
@@ -339,7 +337,7 @@ func (r *reader) date(field string) bucket.Date {
 	return date
 }
 
-// unit reads a number of days or of months.
+// unit reads a unit of days or of months.
 func (r *reader) unit(field string) bucket.Unit {
 	unit := bucket.Unit(r.uint(field, math.MaxInt64))
 	if r.fault == nil && unit.Longest() == 0 {
@@ -368,7 +366,7 @@ func (r *reader) receipt() *Receipt {
 	return New(payments, nil, taker, nil, time.UnixMicro(at))
 }
 
-// limit reads a limit with its payments. Each has a place of its own in the call.
+// limit reads a limit and its payments. Each limit has a place of its own in the call.
 func (r *reader) limit(places []bool) (paid []Payment) {
 	name, limit := r.string("name", MaxNameLength), Limit{Key: r.string("key", MaxKeyLength)}
 	kind := r.uint("kind", math.MaxUint8)

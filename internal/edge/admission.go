@@ -9,11 +9,36 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Admission is the tokens and permits that a request that was let through has taken.
+// Admission holds the tokens and permits of an admitted request.
 type Admission[R, O any] struct {
-	gate   *Limiter[R, O]
-	r      R
-	charge charge
+	limiter *Limiter[R, O]
+	r       R
+	charge  charge
+}
+
+// Ask decides on r and reports the event. A request whose event has Passed goes on: run its work by
+// [Admission.Do].
+func (g *Limiter[R, O]) Ask(ctx context.Context, r R) (*Admission[R, O], ratelimit.Event) {
+	admission := &Admission[R, O]{limiter: g, r: r}
+	requests, err := g.requests(r)
+	var wants ratelimit.PermitRequest
+	if err == nil {
+		wants, err = g.wants(r)
+	}
+	if err == nil && len(requests) == 0 && wants.Limit.Name == "" { // no policy applies
+		return admission, ratelimit.Event{Door: g.Package, Outcome: ratelimit.OutcomeGranted, Passed: true, Shadow: g.Shadow}
+	}
+	var result ratelimit.Result
+	var permit *ratelimit.Permit
+	if err == nil {
+		admission.charge.permits, permit, result, err = g.take(ctx, wants, requests)
+	}
+	e := g.event(result, err, permit, requests)
+	gone := ctx.Err() != nil // a client that leaves makes the call fail; that does not let it pass
+	e.Passed = g.Shadow || e.Outcome == ratelimit.OutcomeGranted || e.Outcome == ratelimit.OutcomeFailed && g.FailOpen && !gone
+	g.tell(ctx, r, e)
+	admission.took(result)
+	return admission, e
 }
 
 // took notes the tokens that a store has granted.
@@ -27,20 +52,20 @@ func (p *Admission[R, O]) took(result ratelimit.Result) {
 	}
 }
 
-// ByOutcome reports whether it matters how the request ends.
+// ByOutcome reports whether the request's outcome decides what it costs.
 func (p *Admission[R, O]) ByOutcome() bool {
-	return p.charge.receipt != nil && slices.ContainsFunc(p.gate.Policies, func(q Policy[R, O]) bool { return q.Counts != nil })
+	return p.charge.receipt != nil && slices.ContainsFunc(p.limiter.Policies, func(q Policy[R, O]) bool { return q.Counts != nil })
 }
 
-// Do runs do while it keeps the permits that were taken, with a context in which [Use] and
-// [PermitOf] find them, and which ends when a permit is lost. When do has ended, panicked or not,
-// it gives back the tokens that were not used: by [Use], and those of requests that by outcome
-// do not count. Outcome may be nil if the pass is not [Admission.ByOutcome].
+// Do runs do and keeps the permits meanwhile. In do's context, [Use] and [PermitOf] find what was
+// taken; it ends if a permit is lost. After do, even if it panics, Do gives back unused tokens:
+// those that [Use] did not count, and those whose policy does not count the outcome. outcome may be
+// nil unless [Admission.ByOutcome].
 //
-// A permit can be lost before do begins, in a process that was stopped; then the failure is to be
-// answered, do has not run, and ok is false.
+// A permit can be lost before do begins, if the process was stopped. Then do does not run, ok is
+// false, and the caller answers the failure.
 func (p *Admission[R, O]) Do(ctx context.Context, do func(ctx context.Context), outcome func(panicked bool) O) (failure ratelimit.Event, ok bool) {
-	g := p.gate
+	g := p.limiter
 	p.charge.pkg, p.charge.limitOf = g.Package, g.limitOf
 	p.charge.outer, _ = ctx.Value(chargeKey{}).(*charge)
 	ran, panicked := false, true
@@ -75,22 +100,22 @@ func (p *Admission[R, O]) Do(ctx context.Context, do func(ctx context.Context), 
 	return failure, ran
 }
 
-// ended returns which of the requests count, once the work has ended.
+// ended returns whether a request's tokens count, by the outcome of the work.
 func (p *Admission[R, O]) ended(outcome func(panicked bool) O, panicked bool) (counts func(ratelimit.Request) bool) {
 	if !p.ByOutcome() {
 		return func(ratelimit.Request) bool { return true }
 	}
 	o := outcome(panicked)
 	return func(t ratelimit.Request) bool {
-		q := p.gate.policy(ratelimit.NameOf(t.Limit))
+		q := p.limiter.policy(ratelimit.NameOf(t.Limit))
 		return q.Counts == nil || q.Counts(o)
 	}
 }
 
-// settle settles the tokens taken by those used, of the requests that count, even if the client
-// has gone. If it fails, the tokens stay spent.
+// settle returns the tokens that were not used, or whose request does not count, even if the client
+// has gone. If that fails they stay spent.
 func (p *Admission[R, O]) settle(ctx context.Context, counts func(ratelimit.Request) bool) {
-	g, used, differs := p.gate, p.charge.close(), false
+	g, used, differs := p.limiter, p.charge.close(), false
 	for i, t := range p.charge.taken {
 		if !counts(t) {
 			used[i] = 0
@@ -111,22 +136,22 @@ func (p *Admission[R, O]) settle(ctx context.Context, counts func(ratelimit.Requ
 
 type chargeKey struct{}
 
-// charge is the tokens that a request has taken, and those that it has used.
+// charge holds the tokens that a request has taken, and those that it has used.
 type charge struct {
 	pkg     string
-	limitOf func(name string) ratelimit.Limit // of the policies; nil without one
-	outer   *charge                           // of a middleware around that one
-	receipt *ratelimit.Receipt                // nil when nothing was taken
+	limitOf func(name string) ratelimit.Limit // finds the policies' limits; nil without policies
+	outer   *charge                           // of an outer middleware
+	receipt *ratelimit.Receipt                // nil if nothing was taken
 	taken   []ratelimit.Request
 	permits []ratelimit.Permit
 
 	mu   sync.Mutex
-	used []float64 // of each that was taken
+	used []float64 // in the order of taken
 	done bool
 }
 
-// Use notes the tokens that a request has really used of a policy, by the name of its limit.
-// ctx is that of [Admission.Do]; the error of another names the package that asks.
+// Use reports the tokens that a request really used of a policy, named by its limit. ctx is the
+// context of [Admission.Do]. In another context it returns an error that names pkg.
 func Use(ctx context.Context, pkg, policy string, n float64) error {
 	for c, _ := ctx.Value(chargeKey{}).(*charge); c != nil; c = c.outer {
 		if limit := c.limitOf(policy); limit != nil {
@@ -136,7 +161,20 @@ func Use(ctx context.Context, pkg, policy string, n float64) error {
 	return Invalid(pkg, "Policy", policy, "the request has none of that name")
 }
 
-// use notes the tokens used of a limit, if the request has taken from it.
+// PermitOf returns the permit that a request holds, by the name of the policy's limit. ctx is the
+// context of [Admission.Do].
+func PermitOf(ctx context.Context, policy string) (permit ratelimit.Permit, ok bool) {
+	for c, _ := ctx.Value(chargeKey{}).(*charge); c != nil; c = c.outer {
+		for _, s := range c.permits {
+			if s.InFlight.Name == policy {
+				return s, true
+			}
+		}
+	}
+	return permit, false
+}
+
+// use notes the tokens used of a limit that the request may have taken from.
 func (c *charge) use(limit ratelimit.Limit, n float64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -147,7 +185,7 @@ func (c *charge) use(limit ratelimit.Limit, n float64) error {
 		return ratelimit.NameOf(t.Limit) == ratelimit.NameOf(limit)
 	})
 	if at >= 0 {
-		limit = c.taken[at].Limit // of the tier
+		limit = c.taken[at].Limit // the tier's limit
 	}
 	var bad *ratelimit.FieldError
 	if errors.As(limit.ForN("", n).Validate(), &bad) {
@@ -159,8 +197,7 @@ func (c *charge) use(limit ratelimit.Limit, n float64) error {
 	return nil
 }
 
-// close ends the time in which the handler may report the tokens that it has used, and returns
-// them.
+// close ends the time in which the handler may report used tokens, and returns them.
 func (c *charge) close() []float64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()

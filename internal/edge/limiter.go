@@ -1,0 +1,211 @@
+package edge
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/watch"
+)
+
+// classes knows the errors of any store.
+var classes *watch.Observer
+
+// Store is the part of a store that a [Limiter] needs.
+type Store interface {
+	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+	Settle(ctx context.Context, receipt *ratelimit.Receipt, used ...float64) (ratelimit.Result, error)
+}
+
+// PermitStore is the part of a store that a [Limiter] needs for limits of how many at once.
+type PermitStore interface {
+	Acquire(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (ratelimit.Permit, error)
+	Release(ctx context.Context, permit ratelimit.Permit) error
+	Keep(ctx context.Context, permit ratelimit.Permit, do func(ctx context.Context, permit ratelimit.Permit) error) error
+}
+
+// InFlight is a policy that holds permits while a request is handled: one, or as many as Weight
+// says. Tier and Weight may be nil.
+type InFlight[R any] struct {
+	Limit  ratelimit.InFlight
+	Key    func(R) (string, error)
+	Tier   func(R) (ratelimit.InFlight, error)
+	Weight func(R) (int, error)
+}
+
+// Limiter decides on requests by policies. All fields but InFlight, Permits, Catalog and Observe
+// are required. Do not change it once it is in use; then it is safe for concurrent use.
+type Limiter[R, O any] struct {
+	Package  string // for errors and logs
+	Store    Store
+	Policies []Policy[R, O]
+	InFlight []InFlight[R]
+	Permits  PermitStore // for InFlight
+	Catalog  ratelimit.Catalog
+	Timeout  time.Duration // of a decision, and of settling
+	FailOpen bool
+	Shadow   bool
+	Observe  ratelimit.Observe // its context serves [Asked]
+	Logger   *slog.Logger
+	Fault    func(error) bool // reports whether an error comes from the request, and not from the store
+}
+
+// Requests returns what r takes, in the order of the policies, without policies that do not apply.
+func (g *Limiter[R, O]) Requests(r R) ([]ratelimit.Request, error) {
+	requests, err := g.requests(r)
+	if err != nil {
+		return nil, err
+	}
+	return requests, nil
+}
+
+// requests returns what r takes. Beside an error it returns the limit of the policy with the fault.
+func (g *Limiter[R, O]) requests(r R) ([]ratelimit.Request, error) {
+	requests := make([]ratelimit.Request, 0, len(g.Policies))
+	for i := range g.Policies {
+		request, err := g.Policies[i].request(r, g.Catalog)
+		if err != nil {
+			return []ratelimit.Request{{Limit: g.Policies[i].Limit}}, err
+		}
+		if request.Limit != nil {
+			requests = append(requests, request)
+		}
+	}
+	return requests, nil
+}
+
+// EventOf returns the event of an error, without reporting it.
+func (g *Limiter[R, O]) EventOf(err error) ratelimit.Event {
+	return g.event(ratelimit.Result{}, err, nil, nil)
+}
+
+// Fail reports an error that came before the store was asked, and returns its event.
+func (g *Limiter[R, O]) Fail(ctx context.Context, r R, err error) ratelimit.Event {
+	e := g.EventOf(err)
+	g.tell(ctx, r, e)
+	return e
+}
+
+// Answers returns the event of an error from a handler that took in its own transaction. If the
+// error is about the limits, it reports the event and returns true: the middleware then answers the
+// client.
+func (g *Limiter[R, O]) Answers(ctx context.Context, r R, err error) (e ratelimit.Event, ok bool) {
+	if e = g.EventOf(err); e.Outcome == ratelimit.OutcomeFailed {
+		return e, false
+	}
+	g.tell(ctx, r, e)
+	return e, true
+}
+
+// Granted reports and returns the event of what a handler took in its own transaction, after
+// COMMIT. It has the store's result, or where that is unknown, the requests.
+func (g *Limiter[R, O]) Granted(ctx context.Context, r R, result ratelimit.Result, requests []ratelimit.Request) ratelimit.Event {
+	e := ratelimit.Event{
+		Verb: ratelimit.VerbAllow, Door: g.Package, Outcome: ratelimit.OutcomeGranted, Passed: true,
+		Result: result, Requests: requests,
+	}
+	g.tell(ctx, r, e)
+	return e
+}
+
+// fault returns the log line for an event, or "" if the event is no fault. Package fallback logs a
+// silence once, so the requests during it log nothing.
+func fault(ctx context.Context, e *ratelimit.Event) string {
+	switch {
+	case e.ErrorClass == watch.Silent:
+		return ""
+	case e.Outcome == ratelimit.OutcomeLost:
+		return "a permit was lost while its request was handled"
+	case e.Verb == ratelimit.VerbSettle:
+		return "what was taken could not be settled"
+	case e.Outcome == ratelimit.OutcomeFailed && ctx.Err() == nil:
+		return "the limit could not be asked"
+	}
+	return ""
+}
+
+// tell logs a fault, and reports the event to Observe.
+func (g *Limiter[R, O]) tell(ctx context.Context, r R, e ratelimit.Event) {
+	if text := fault(ctx, &e); text != "" {
+		g.Logger.ErrorContext(ctx, g.Package+": "+text,
+			slog.String("policy", e.Policy()), slog.Bool("passed", e.Passed), slog.String("error", e.ErrorText()))
+	}
+	if g.Observe != nil {
+		g.Observe(context.WithValue(ctx, askedKey{}, r), e)
+	}
+}
+
+// policy returns the policy whose limit has a name, or nil.
+func (g *Limiter[R, O]) policy(name string) *Policy[R, O] {
+	for i := range g.Policies {
+		if p := &g.Policies[i]; ratelimit.NameOf(p.Limit) == name {
+			return p
+		}
+	}
+	return nil
+}
+
+// limitOf returns the limit with a name, or nil.
+func (g *Limiter[R, O]) limitOf(name string) ratelimit.Limit {
+	if p := g.policy(name); p != nil {
+		return p.Limit
+	}
+	return nil
+}
+
+// event returns the event of a store's answer to requests, or of an error. permit is the permit
+// that the answer is about, or nil.
+func (g *Limiter[R, O]) event(result ratelimit.Result, err error, permit *ratelimit.Permit, requests []ratelimit.Request) ratelimit.Event {
+	e := ratelimit.Event{Verb: ratelimit.VerbAllow, Door: g.Package, Shadow: g.Shadow, Outcome: g.outcome(&result, err), Result: result}
+	var full *ratelimit.FullError
+	var refused *ratelimit.RefusedError
+	switch {
+	case errors.As(err, &full):
+		e.Permit = &full.Permit
+	case errors.As(err, &refused):
+		e.Result = refused.Result
+	case err != nil:
+		e.Permit, e.Requests, e.Err, e.ErrorClass = permit, requests, err, classes.Class(err)
+		if e.Outcome == ratelimit.OutcomeInvalid {
+			e.ErrorClass = "invalid"
+		}
+	case result.Request.Limit == nil:
+		e.Permit = permit
+	}
+	if e.Permit != nil {
+		e.Verb = ratelimit.VerbAcquire
+	}
+	return e
+}
+
+// outcome returns the outcome of a store's answer, or of an error.
+func (g *Limiter[R, O]) outcome(result *ratelimit.Result, err error) ratelimit.Outcome {
+	var field *ratelimit.FieldError
+	switch {
+	case err == nil, errors.Is(err, ratelimit.ErrRefused):
+		return classes.Outcome(result, err)
+	case errors.Is(err, ratelimit.ErrExceedsCapacity):
+		return ratelimit.OutcomeTooLarge
+	case g.Fault(err):
+		return ratelimit.OutcomeInvalid
+	case errors.As(err, &field) && (field.Field == "Key" || field.Field == "Count" || field.Field == "N"):
+		return ratelimit.OutcomeInvalid
+	}
+	return ratelimit.OutcomeFailed
+}
+
+type askedKey struct{}
+
+// Asked returns the request that an event is about, from the context of Limiter.Observe. In another
+// context it returns the zero R.
+func Asked[R any](ctx context.Context) (r R) {
+	r, _ = ctx.Value(askedKey{}).(R)
+	return r
+}
+
+// Refused reports whether a request was refused for want of tokens or of a permit.
+func Refused(e *ratelimit.Event) bool {
+	return e.Outcome == ratelimit.OutcomeRefused || e.Outcome == ratelimit.OutcomePaused
+}
