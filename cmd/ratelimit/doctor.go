@@ -683,7 +683,7 @@ func (d *doctor) shardsBeyond(ctx context.Context, of *ratelimit.Definition) (sh
 // publishes nothing: only those that nobody has written for long are of a limit that is gone.
 func (d *doctor) undefined(ctx context.Context, name string) error {
 	var used bool
-	err := d.Pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM "+d.Table()+" AS r WHERE r.name = $1::text AND r.ts > clock_timestamp() - $2::float8 * interval '1 second')",
+	err := d.Pool.QueryRow(ctx, "SELECT EXISTS (SELECT r.key FROM "+d.Table()+" AS r WHERE r.name = $1::text AND r.ts > clock_timestamp() - $2::float8 * interval '1 second')",
 		name, quiet.Seconds()).Scan(&used)
 	switch shown := visible.Text(name); {
 	case err != nil:
