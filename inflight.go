@@ -254,7 +254,9 @@ type Permit struct {
 	More []PermitNumber `json:"more,omitempty"`
 	With []Permit       `json:"with,omitempty"`
 
-	// At is when it was decided, and Until when the lease ends, on the database's clock.
+	// At is when it was decided, and Until when the lease ends, on the database's clock. The clock is
+	// read before the permit's row, so a permit that was released in between has an At before that.
+	// Fences are always in order.
 	At    time.Time `json:"at"`
 	Until time.Time `json:"until"`
 

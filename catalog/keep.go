@@ -297,7 +297,7 @@ func (c *Catalog) keepInMemory(ctx context.Context, name, key string, by *Overri
 	switch {
 	case k.limit == nil:
 	case key == AllKeys:
-		err = c.eachKeys(ctx, k.limit, add)
+		err = c.eachKeys(ctx, k.limit, "", add)
 	default:
 		err = add([]string{key})
 	}
@@ -347,7 +347,7 @@ func (c *Catalog) keepAll(ctx context.Context, name string, by *Override, agreed
 			err = c.begin(ctx, &k)
 		}
 		if err == nil {
-			err = c.eachKeys(ctx, k.limit, func(keys []string) error {
+			err = c.eachKeys(ctx, k.limit, "", func(keys []string) error {
 				return c.besideEdits(ctx, &k, by, agreed, func() error { return c.keepKeys(ctx, &k, keys) })
 			})
 		}

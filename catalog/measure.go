@@ -77,6 +77,7 @@ type pending struct {
 	key  string // or AllKeys
 	mark time.Time
 	by   []ratelimit.Limit
+	done string // of those of all keys: the last whose rows are completed
 }
 
 // marks reports whether rows have the mark.

@@ -3,6 +3,7 @@ package catalog
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -94,18 +95,18 @@ const (
 	addPending  = `INSERT INTO rate_limit_pending AS p (name, key, mark, measured, due)
 VALUES ($2::text, $3::text, $4::timestamptz, $5::text::jsonb, coalesce(` + pendingNow + ` + $6::float8 * interval '1 microsecond', 'infinity'))
 RETURNING p.id::text`
-	putOffPending = `UPDATE rate_limit_pending AS p SET due = ` + pendingNow + ` + $4::float8 * interval '1 microsecond'
+	putOffPending = `UPDATE rate_limit_pending AS p SET due = ` + pendingNow + ` + $4::float8 * interval '1 microsecond', done = $5::text
 WHERE p.name = $2::text AND p.key IS NULL AND p.mark = $3::timestamptz`
 	// Keys that are pending beside an edit for all keys; of all such edits without a mark. A cut is due now.
 	releasePending = `UPDATE rate_limit_pending AS p SET due = ` + pendingNow + ` +
 	CASE WHEN replace(p.measured->2->>'capacity', 'none', '0')::float8 < replace(p.measured->1->>'capacity', 'none', '0')::float8 THEN 0 ELSE $4::float8 END * interval '1 microsecond'
 WHERE p.name = $2::text AND p.due = 'infinity' AND ($3::timestamptz IS NULL OR p.mark = $3::timestamptz)`
-	cutPending = `UPDATE rate_limit_pending AS p SET measured = jsonb_set(p.measured, '{1}', p.measured->2) || (p.measured->1), due = ` + pendingNow + ` + $3::float8 * interval '1 microsecond'
+	cutPending = `UPDATE rate_limit_pending AS p SET measured = jsonb_set(p.measured, '{1}', p.measured->2) || (p.measured->1), done = NULL, due = ` + pendingNow + ` + $3::float8 * interval '1 microsecond'
 WHERE p.id = $2::uuid`
 	endPending   = `DELETE FROM rate_limit_pending AS p WHERE p.id = $1::uuid`
 	claimPending = `UPDATE rate_limit_pending AS p SET due = ` + pendingNow + ` + $2::float8 * interval '1 microsecond'
 WHERE p.id = (SELECT d.id FROM rate_limit_pending AS d WHERE d.due <= ` + pendingNow + ` ORDER BY d.due LIMIT 1 FOR UPDATE SKIP LOCKED)
-RETURNING p.id::text, p.name, p.key, (extract(epoch FROM p.mark) * 1000000)::int8, p.measured`
+RETURNING p.id::text, p.name, p.key, (extract(epoch FROM p.mark) * 1000000)::int8, p.measured, coalesce(p.done, '')`
 )
 
 // putPending writes what is pending of a key in place of what was, to be completed after a time.
@@ -144,9 +145,10 @@ func (t *table) release(ctx context.Context, q querier, name string, mark time.T
 	return fault("write what is pending", err)
 }
 
-// putOff has what is pending be due after a time. It reports false if it is gone.
+// putOff has what is pending be due after a time, with the last key whose rows are completed. It reports
+// false if it is gone.
 func (t *table) putOff(ctx context.Context, q querier, p *pending, after time.Duration, clock func() time.Time) (bool, error) {
-	tag, err := q.Exec(ctx, t.sql(putOffPending), clockArg(clock), p.name, p.mark, float64(after.Microseconds()))
+	tag, err := q.Exec(ctx, t.sql(putOffPending), clockArg(clock), p.name, p.mark, float64(after.Microseconds()), notZero(p.done))
 	return tag.RowsAffected() > 0, fault("write what is pending", err)
 }
 
@@ -170,7 +172,7 @@ func (t *table) claim(ctx context.Context, clock func() time.Time) (*pending, er
 		var key *string
 		var mark *int64
 		var measured []byte
-		if err := row.Scan(&p.id, &p.name, &key, &mark, &measured); err != nil {
+		if err := row.Scan(&p.id, &p.name, &key, &mark, &measured, &p.done); err != nil {
 			return p, err
 		}
 		p.key, p.mark = keyOf(key), instant(mark)
@@ -242,8 +244,7 @@ func (c *Catalog) complete(ctx context.Context, p *pending) (keys int, err error
 	}
 	limit := f.published.Limit()
 	raise := func(some []string, last bool) error {
-		keys += len(some)
-		return c.config.Store.ReplaceFunc(ctx, limit, some, func(ctx context.Context, tx pgx.Tx) error {
+		err := c.config.Store.ReplaceFunc(ctx, limit, some, func(ctx context.Context, tx pgx.Tx) error {
 			all := make([]ratelimit.Replacement, len(some))
 			for i, key := range some {
 				all[i] = p.replacement(c.Resolve(ratelimit.Request{Limit: limit, Key: key}))
@@ -254,15 +255,20 @@ func (c *Catalog) complete(ctx context.Context, p *pending) (keys int, err error
 			if last {
 				return c.table.endPending(ctx, tx, p, c.within(), c.config.Clock)
 			}
+			p.done = some[len(some)-1]
 			_, err := c.table.putOff(ctx, tx, p, leased, c.config.Clock)
 			return err
 		})
+		if err == nil {
+			keys += len(some)
+		}
+		return err
 	}
 	if p.key != AllKeys {
 		err = raise([]string{p.key}, true)
 		return keys, err
 	}
-	if err = c.eachKeys(ctx, limit, func(some []string) error { return raise(some, false) }); err != nil {
+	if err = c.completeEach(ctx, limit, p, func(some []string) error { return raise(some, false) }); err != nil {
 		return keys, err
 	}
 	return keys, pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error {
@@ -271,6 +277,33 @@ func (c *Catalog) complete(ctx context.Context, p *pending) (keys int, err error
 		}
 		return c.table.endPending(ctx, tx, p, c.within(), c.config.Clock)
 	})
+}
+
+// completeEach completes what is pending of all keys by raise, some at a time. A row that stays locked holds
+// up no other: its key is pending by itself.
+func (c *Catalog) completeEach(ctx context.Context, limit ratelimit.Limit, p *pending, raise func(some []string) error) error {
+	return c.eachKeys(ctx, limit, p.done, func(some []string) error {
+		err := raise(some)
+		if !timedOut(ctx, err) {
+			return err
+		}
+		for _, key := range some {
+			if err = raise([]string{key}); timedOut(ctx, err) {
+				bounded, cancel := c.bounded(ctx)
+				err = c.table.addPending(bounded, c.table.pool, &pending{name: p.name, key: key, mark: p.mark, by: p.by}, leased, c.config.Clock)
+				cancel()
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// timedOut reports whether an error is that of a time-out other than the caller's.
+func timedOut(ctx context.Context, err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil
 }
 
 // replacement returns how the rows of a key that have the mark are completed by what holds.
@@ -283,9 +316,9 @@ func (p *pending) replacement(holds ratelimit.Request) ratelimit.Replacement {
 	return r
 }
 
-// eachKeys calls do with the keys of a limit that have rows, some at a time, in their order.
-func (c *Catalog) eachKeys(ctx context.Context, limit ratelimit.Limit, do func(keys []string) error) error {
-	for after := ""; ; {
+// eachKeys calls do with the keys of a limit after one that have rows, some at a time, in their order.
+func (c *Catalog) eachKeys(ctx context.Context, limit ratelimit.Limit, after string, do func(keys []string) error) error {
+	for {
 		var keys []string
 		for status, err := range c.config.Store.Rows(ctx, limit, ratelimit.Page{After: after, Most: keptAtOnce}) {
 			if err != nil {

@@ -49,7 +49,8 @@ var tables = []struct {
 		`UPDATE TABLE AS t SET at = DEFAULT, role = DEFAULT, who = DEFAULT, name = NULL, key = NULL, was = NULL, became = '{"erased": true}'
 WHERE t.version = (SELECT max(n.version) FROM TABLE AS n WHERE n.key = ANY ($1::text[]))`, remove,
 	}, func(c *Counts) *int64 { return &c.Changes }},
-	{"rate_limit_pending", byKey, []string{remove}, func(c *Counts) *int64 { return &c.Pending }},
+	// One that has come as far as a key begins anew.
+	{"rate_limit_pending", byKey, []string{`UPDATE TABLE AS t SET done = NULL WHERE t.done = ANY ($1::text[])`, remove}, func(c *Counts) *int64 { return &c.Pending }},
 	{"rate_limit_refusals", byKey, []string{remove}, func(c *Counts) *int64 { return &c.Refusals }},
 	{"rate_limit_parked", byKey, []string{remove}, func(c *Counts) *int64 { return &c.Parked }},
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
+	"github.com/pgratelimit/ratelimit/internal/relay"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -565,6 +566,30 @@ func TestRunnerLosesConnection(t *testing.T) {
 			s.wantRuns(t, 1)
 			s.want(t, 0)
 			idle(t, s.Pool)
+		})
+	}
+}
+
+// A connection that ends with the question that precedes BEGIN, since a pooler has lost the server, says
+// so.
+func TestRunnerLosesConnectionBeforeBegin(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"AllowFunc", "AllowOnCommit"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRelay(t)
+			db := pgtest.New(t, maxConns(1), r.through())
+			t.Cleanup(r.Close)
+			s := newShopOn(t, db, 10)
+			run := runner(s.store.AllowFunc)
+			if name == "AllowOnCommit" {
+				run = onCommit(s.store, "")
+			}
+			r.interfere(nil, func(int) relay.Fate { return relay.Fatal })
+			result, err := run(t.Context(), s.requests(), s.order(t.Context(), nothing))
+			if result.OK || codeOf(err) != "08P01" {
+				t.Errorf("got OK %v, error %v, want code 08P01", result.OK, err)
+			}
 		})
 	}
 }

@@ -575,39 +575,52 @@ func TestOpenTransactionsDelayNobody(t *testing.T) {
 	}
 }
 
-// SERIALIZABLE transactions on permits of different keys do not abort each other.
-// Any role may have the locks by which a transaction passes permits over. Then it is refused: that is
-// no error, and nothing is held. Calls on their own do not look at the locks.
+// Any role may have the locks by which a transaction passes permits over. It takes permits without
+// them, one and several, that are there or not; keeps its own lock_timeout; and waits for no row that
+// another transaction has taken so.
 func TestPermitsHiddenByAStranger(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db).Permits()
-	two := ratelimit.InFlight{Name: "two", Limit: 2}
-	stranger := begin(t, db, pgx.ReadCommitted)
-	mustExec(t, stranger, `SET LOCAL ROLE pg_signal_backend`)
-	for number := range two.Limit {
-		mustExec(t, stranger, `SELECT pg_advisory_xact_lock($1)`, table.Lock(db.Schema, decide.Row{Key: decide.Key{Name: "two", Key: "k"}, Shard: number}))
-	}
-	in := begin(t, db, pgx.ReadCommitted)
-	if permit, err := store.AcquireTx(t.Context(), in, two.For("k")); err != nil || permit.OK || !permit.NotBefore.Equal(permit.At) {
-		t.Errorf("in a transaction %v, %v, want a refusal that says that one may be free at once", permit, err)
-	}
-	for range two.Limit {
-		if permit, err := store.Acquire(t.Context(), two.For("k")); err != nil || !permit.OK {
-			t.Errorf("on its own %v, %v", permit, err)
-		}
-	}
-	if err := store.Reset(t.Context(), two, "k"); err != nil {
-		t.Fatal(err)
-	}
-	if err := stranger.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if permit, err := store.AcquireTx(t.Context(), in, two.For("k")); err != nil || !permit.OK {
-		t.Errorf("without the stranger %v, %v", permit, err)
+	for _, there := range []bool{true, false} {
+		t.Run(fmt.Sprintf("rows there %v", there), func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t, maxConns(8))
+			store := newStore(t, db).Permits()
+			four := ratelimit.InFlight{Name: "four", Limit: 4}
+			if there {
+				permit, err := store.Acquire(t.Context(), four.ForN("k", 4))
+				if err == nil {
+					err = store.Release(t.Context(), permit)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			stranger := begin(t, db, pgx.ReadCommitted)
+			mustExec(t, stranger, `SET LOCAL ROLE pg_signal_backend`)
+			for number := range four.Limit {
+				mustExec(t, stranger, `SELECT pg_advisory_xact_lock($1)`, table.Lock(db.Schema, decide.Row{Key: decide.Key{Name: "four", Key: "k"}, Shard: number}))
+			}
+			for _, in := range []struct{ one, several bool }{{true, false}, {false, true}, {true, false}, {false, false}} {
+				tx := begin(t, db, pgx.ReadCommitted)
+				mustExec(t, tx, `SET LOCAL lock_timeout = '17s'`)
+				request, want := four.For("k"), in.one || in.several
+				if in.several {
+					request = four.ForN("k", 2)
+				}
+				permit, err := store.AcquireTx(within(t, 20*time.Second), tx, request)
+				if err != nil || permit.OK != want {
+					t.Errorf("%+v: %v, %v, want OK %v", in, permit, err, want)
+				}
+				var bound string
+				if err := tx.QueryRow(t.Context(), "SHOW lock_timeout").Scan(&bound); err != nil || bound != "17s" {
+					t.Errorf("%+v: lock_timeout %q, %v, want 17s", in, bound, err)
+				}
+			}
+		})
 	}
 }
 
+// SERIALIZABLE transactions on permits of different keys do not abort each other.
 func TestPermitsOfDifferentKeysDoNotConflict(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t, maxConns(12))

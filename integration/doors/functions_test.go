@@ -132,11 +132,6 @@ func (f *functions) named(ctx context.Context, name string, places []any, named 
 			}
 		}
 	}
-	if f.clock != nil {
-		if _, err := f.pool.Exec(ctx, "UPDATE "+f.schema+".test_clock SET t = $1", f.clock()); err != nil {
-			return result, err
-		}
-	}
 	var list []string
 	args := places
 	for i := range places {
@@ -146,7 +141,7 @@ func (f *functions) named(ctx context.Context, name string, places []any, named 
 		args = append(args, named[key])
 		list = append(list, fmt.Sprintf("%s => $%d", key, len(args)))
 	}
-	return f.query(ctx, name+"("+strings.Join(list, ", ")+")", args, requests...)
+	return f.asked(ctx, name+"("+strings.Join(list, ", ")+")", args, requests...)
 }
 
 // query reads a result, which is of one of the requests.
@@ -188,21 +183,7 @@ func (f *functions) publish(ctx context.Context, d ratelimit.Definition) error {
 		return nil
 	}
 	f.published[d.Name] = d
-	return f.write(ctx, d)
-}
-
-func (f *functions) write(ctx context.Context, d ratelimit.Definition) error {
-	written := d
-	if d.Every != 0 { // which the catalog in Go does not write yet
-		written.Every, written.Time = ratelimit.Day, 0
-	}
-	_, err := f.pool.Exec(ctx, "UPDATE "+f.schema+".rate_limit_definitions SET time = NULL WHERE name = $1", d.Name)
-	if err = errors.Join(err, f.catalog.Publish(ctx, written.Limit())); err != nil || d.Every == 0 {
-		return err
-	}
-	_, err = f.pool.Exec(ctx, "UPDATE "+f.schema+".rate_limit_definitions SET every = $2, time = $3, period = $4 WHERE name = $1 AND kind IS NOT NULL",
-		d.Name, d.Every.String(), fmt.Sprintf("%02d:%02d", int(d.Time.Hours()), int(d.Time.Minutes())%60), d.Period)
-	return err
+	return f.catalog.Publish(ctx, d.Limit())
 }
 
 // all calls the function for several limits.
@@ -211,26 +192,15 @@ func (f *functions) all(ctx context.Context, verb string, requests []ratelimit.R
 		var list []string
 		var values []any
 		for _, r := range requests {
-			of := arguments(r)
-			of["count"], of["max_reserved"], of["above"] = r.Count, r.Limit.Definition().MaxReserved, r.AboveShare
-			var named []string
-			for key, value := range of {
-				values = append(values, value)
-				named = append(named, fmt.Sprintf("%s => $%d", key, len(values)))
-			}
-			list = append(list, f.schema+".rate_limit_request("+strings.Join(named, ", ")+")")
+			call, of := f.request(r, len(values))
+			list, values = append(list, call), append(values, of...)
 		}
 		call := "ARRAY[" + strings.Join(list, ", ") + "]"
 		for key, value := range args {
 			values = append(values, value)
 			call += fmt.Sprintf(", %s => $%d", key, len(values))
 		}
-		if f.clock != nil {
-			if _, err := f.pool.Exec(ctx, "UPDATE "+f.schema+".test_clock SET t = $1", f.clock()); err != nil {
-				return ratelimit.Result{}, err
-			}
-		}
-		return f.query(ctx, "rate_limit_"+verb+"_all("+call+")", values, requests...)
+		return f.asked(ctx, "rate_limit_"+verb+"_all("+call+")", values, requests...)
 	}
 	var names, keys []string
 	var counts, above []float64
@@ -328,6 +298,60 @@ func (f *functions) CheckReserve(ctx context.Context, requests ...ratelimit.Requ
 		return f.Store.CheckReserve(ctx, requests...)
 	}
 	return f.take(ctx, "check", requests, map[string]any{"reserve": true})
+}
+
+// Change is by the definition that the catalog had, read before another one is published, or by arguments.
+func (f *functions) Change(ctx context.Context, from, to ratelimit.Limit, key string) (ratelimit.Status, error) {
+	before, after := ratelimit.Request{Limit: from, Key: key}, ratelimit.Request{Limit: to, Key: key}
+	if !f.knows(before, after) || from.Definition().Shards > 1 || to.Definition().Shards > 1 || from.Definition().Kind == ratelimit.KindSlidingWindow {
+		return f.Store.Change(ctx, from, to, key)
+	}
+	if !f.byName {
+		var calls []string
+		var values []any
+		for _, r := range []ratelimit.Request{before, after} {
+			call, of := f.request(r, len(values))
+			calls, values = append(calls, call), append(values, of...)
+		}
+		result, err := f.asked(ctx, "rate_limit_change("+strings.Join(calls, ", ")+")", values, after)
+		return result.Status, err
+	}
+	var was string
+	err := f.publish(ctx, from.Definition())
+	if err == nil {
+		err = f.pool.QueryRow(ctx, "SELECT "+f.schema+".rate_limit_named($1, $2, 0)::text", ratelimit.NameOf(from), key).Scan(&was)
+	}
+	if err == nil {
+		err = f.publish(ctx, to.Definition())
+	}
+	if err != nil {
+		return ratelimit.Status{}, err
+	}
+	result, err := f.asked(ctx, fmt.Sprintf("rate_limit_change($1::text::%[1]s.rate_limit_request, %[1]s.rate_limit_named($2, $3, 0))", f.schema), []any{was, ratelimit.NameOf(to), key}, after)
+	return result.Status, err
+}
+
+// request is an SQL expression of a request, with its definition in arguments after so many others.
+func (f *functions) request(r ratelimit.Request, others int) (call string, values []any) {
+	of := arguments(r)
+	of["count"], of["max_reserved"], of["above"] = r.Count, r.Limit.Definition().MaxReserved, r.AboveShare
+	var named []string
+	for key, value := range of {
+		values = append(values, value)
+		named = append(named, fmt.Sprintf("%s => $%d", key, others+len(values)))
+	}
+	return f.schema + ".rate_limit_request(" + strings.Join(named, ", ") + ")", values
+}
+
+// asked is query by the clock that decides.
+func (f *functions) asked(ctx context.Context, call string, args []any, requests ...ratelimit.Request) (result ratelimit.Result, err error) {
+	if f.clock != nil {
+		_, err = f.pool.Exec(ctx, "UPDATE "+f.schema+".test_clock SET t = $1", f.clock())
+	}
+	if err != nil {
+		return result, err
+	}
+	return f.query(ctx, call, args, requests...)
 }
 
 func (f *functions) Credit(ctx context.Context, r ratelimit.Request) (ratelimit.Status, error) {
@@ -491,7 +515,7 @@ func (f *functions) anew(ctx context.Context, limits []ratelimit.Limit) error {
 	}
 	_, err := f.pool.Exec(ctx, "TRUNCATE "+f.schema+".rate_limit_definitions")
 	for _, limit := range limits {
-		err = errors.Join(err, f.write(ctx, limit.Definition()))
+		err = errors.Join(err, f.catalog.Publish(ctx, limit))
 	}
 	return errors.Join(err, f.catalog.Refresh(ctx))
 }
@@ -524,7 +548,7 @@ func (f *functions) override(ctx context.Context, h *history) (changed bool, err
 		moved.Rate, moved.Capacity, moved.MaxReserved, moved.Every, moved.Period = d.Rate, d.Capacity, d.MaxReserved, d.Every, d.Period
 		h.limits[i] = moved.Limit()
 		f.limits[d.Name] = h.limits[i]
-		return true, errors.Join(f.write(ctx, moved), f.catalog.Refresh(ctx))
+		return true, errors.Join(f.catalog.Publish(ctx, h.limits[i]), f.catalog.Refresh(ctx))
 	}
 	o := catalog.Override{
 		Rate: pick(h.rand, 0, d.Rate*2, d.Rate/2), Capacity: pick(h.rand, 0, ratelimit.None, max(1, d.Rate*3)),
@@ -604,7 +628,12 @@ func TestFunctionsRefuseBadInput(t *testing.T) {
 		"rate_limit_settle('l', 'k', 1, '1 s', taken => 1, used => -1)":         "22023",
 		"rate_limit_settle('l', 'k', 1, '1 s', taken => 1, used => 'Infinity')": "22023",
 		"rate_limit_take('l', 'k', 1, '1 s', count => 2)":                       "22003",
+
+		"rate_limit_change(NULL, NULL)": "22023",
+		"rate_limit_change(@rate_limit_request('l', 'k', 1, '1 s'), @rate_limit_request('l', 'other', 1, '1 s'))":                     "22023",
+		"rate_limit_change(@rate_limit_request('l', 'k', 1, '1 s'), @rate_limit_request('l', 'k', 1, '1 s', kind => 'fixed window'))": "22023",
 	} {
+		call = strings.ReplaceAll(call, "@", db.Schema+".")
 		if _, err := db.Pool.Exec(t.Context(), "SELECT "+db.Schema+"."+call); !hasCode(err, want) {
 			t.Errorf("%s: got %v, want %s", call, err, want)
 		}

@@ -109,7 +109,9 @@ func (d *Definition) begins(to *Definition, key string, s State, out Out, now ti
 	case d.Kind != FixedWindow:
 		return s.TS
 	case d.Every == to.Every && d.Period == to.Period:
-		if to.Every != 0 || d.Start.Equal(to.Start) {
+		if to.Every != 0 {
+			return to.Refill(s, now).TS // an edge that is past counts, and refills nothing
+		} else if d.Start.Equal(to.Start) {
 			return s.TS
 		}
 		return to.Fresh(key, s.TS.Add(to.Period-time.Microsecond)).TS

@@ -144,11 +144,12 @@ CREATE TABLE rate_limit_pending (
     key      text        COLLATE "C",
     mark     timestamptz NOT NULL,
     measured jsonb       NOT NULL,
-    due      timestamptz NOT NULL
+    due      timestamptz NOT NULL,
+    done     text        COLLATE "C"
 );
 
 COMMENT ON TABLE rate_limit_pending IS
-    'Edits that are under way: rows of the limit, or of its key, whose paused is a hundred years (36500 days) before mark are measured by the first of measured until due, or by the capacity of the second if it is two hundred, and have been taken from by all of these.';
+    'Edits that are under way: rows of the limit, or of its key, whose paused is a hundred years (36500 days) before mark are measured by the first of measured until due, or by the capacity of the second if it is two hundred, and have been taken from by all of these. Those of keys up to done are completed.';
 
 -- A restore brings overrides before what they override, so all rows of a statement are there first.
 -- +goose StatementBegin
@@ -224,8 +225,14 @@ BEGIN
         EXECUTE log || 'VALUES (NULL, NULL, NULL, NULL)';
         RETURN NULL;
     END IF;
-    -- For people, who can still roll back. Without the key, which may be a customer's name.
-    FOR o IN EXECUTE pairs || $q$SELECT * FROM pairs WHERE NOT coalesce(became, was) ? 'kind' LIMIT 11$q$ LOOP
+    -- In one statement, since making the pairs costs most. People are told as well, who can still roll
+    -- back: without the key, which may be a customer's name.
+    FOR o IN EXECUTE pairs || ', logged AS (' || log || $q$SELECT name, key, was, became FROM (
+            SELECT had AS name, had_key AS key, was, NULL::jsonb AS became FROM pairs WHERE name IS NULL OR moved
+            UNION ALL SELECT name, key, CASE WHEN NOT moved THEN was END, became FROM pairs WHERE name IS NOT NULL
+        ) AS c ORDER BY became IS NOT NULL)
+        SELECT * FROM pairs WHERE NOT coalesce(became, was) ? 'kind' LIMIT 11$q$
+    LOOP
         told := told + 1;
         IF told > 10 THEN
             RAISE NOTICE 'and further overrides';
@@ -234,10 +241,6 @@ BEGIN
                 || CASE WHEN o.moved THEN format(' for %s of limit "%s"', CASE WHEN o.key IS NULL THEN 'all keys' ELSE 'a key' END, o.name) ELSE '' END;
         END IF;
     END LOOP;
-    EXECUTE log || pairs || $q$SELECT name, key, was, became FROM (
-        SELECT had AS name, had_key AS key, was, NULL::jsonb AS became FROM pairs WHERE name IS NULL OR moved
-        UNION ALL SELECT name, key, CASE WHEN NOT moved THEN was END, became FROM pairs WHERE name IS NOT NULL
-    ) AS c ORDER BY became IS NOT NULL$q$;
     RETURN NULL;
 END
 $$;

@@ -908,7 +908,7 @@ END
 $body$;
 
 -- Locks a row, which is made if it is missing, full.
-CREATE FUNCTION @schema@.rate_limit_locked(d @schema@.rate_limit_request, shard integer, OUT s @schema@.rate_limit_state, OUT ahead float8[], OUT at timestamptz) RETURNS record LANGUAGE plpgsql AS $body$
+CREATE FUNCTION @schema@.rate_limit_locked(d @schema@.rate_limit_request, shard integer, OUT s @schema@.rate_limit_state, OUT ahead float8[], OUT at timestamptz, OUT made boolean) RETURNS record LANGUAGE plpgsql AS $body$
 DECLARE
 	l record;
 BEGIN
@@ -918,6 +918,7 @@ BEGIN
 	s := ROW(l.value, l.ts, l.paused, l.slots);
 	ahead := l.ahead;
 	at := l.at;
+	made := l.made;
 END
 $body$;
 
@@ -1054,7 +1055,7 @@ DECLARE
 BEGIN
 	RETURN CASE
 		WHEN r.name IS NULL OR octet_length(r.name) NOT BETWEEN 1 AND 255 THEN 'name: must have from 1 to 255 bytes'
-		WHEN r.key IS NULL OR octet_length(r.key) > 2048 THEN 'key: must have at most 2048 bytes'
+		WHEN r.key IS NULL OR octet_length(r.key) > 2048 THEN 'key: must not be NULL, and have at most 2048 bytes'
 		WHEN r.kind IS NULL OR r.kind NOT IN ('token bucket', 'fixed window') AND r.slots IS NULL THEN format('kind %L: must be token bucket or fixed window', r.kind)
 		WHEN r.rate IS NULL OR r.rate NOT BETWEEN 1e-15 AND 1e12 THEN format('rate %s: must be from 1e-15 to 1e12', r.rate)
 		WHEN r.period IS NULL OR micros NOT BETWEEN 1 AND 3153600000000000 OR date_part('year', r.period) <> 0 OR date_part('month', r.period) <> 0
@@ -1610,6 +1611,61 @@ BEGIN
 END
 $body$;
 
+-- The row as it is when another definition replaces the first, with what was used kept: see change.go
+-- of package internal/bucket.
+CREATE FUNCTION @schema@.rate_limit_change(before @schema@.rate_limit_request, after @schema@.rate_limit_request)
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
+DECLARE
+	b     @schema@.rate_limit_request := @schema@.rate_limit_sound('change', before);
+	a     @schema@.rate_limit_request := @schema@.rate_limit_sound('change', after);
+	l     record;
+	s     @schema@.rate_limit_state;
+	total float8;
+	until timestamptz;
+	out   float8 := 0;
+	found record;
+BEGIN
+	IF (a.name, a.key, a.kind) IS DISTINCT FROM (b.name, b.key, b.kind) THEN
+		RAISE EXCEPTION 'rate limit %: name, key and kind must be the same before and after a change', quote_literal(b.name) USING ERRCODE = 'invalid_parameter_value';
+	ELSIF b.shards > 1 OR a.shards > 1 OR a.slots <> b.slots OR a.slots IS NOT NULL AND a.period <> b.period THEN
+		RAISE EXCEPTION 'rate limit %: a change of several shards, or of slots and period of a sliding window, is left to the library in Go', quote_literal(b.name)
+			USING ERRCODE = 'feature_not_supported';
+	END IF;
+	a.count := 0;
+	l := @schema@.rate_limit_locked(b, 0);
+	IF l.made THEN -- full before, and after
+		DELETE FROM @schema@.rate_limits AS r WHERE r.name = b.name AND r.key = b.key AND r.shard = 0;
+		RETURN @schema@.rate_limit_told(a, true, array[@schema@.rate_limit_fresh(a, l.at)], l.at, l.at);
+	END IF;
+	s := @schema@.rate_limit_refilled(b, l.s, l.at);
+	IF a.slots IS NOT NULL THEN
+		s := @schema@.rate_limit_valued(a, s);
+	ELSE
+		IF l.ahead[1] > 0 THEN
+			until := '2000-01-01 00:00:00+00'::timestamptz + l.ahead[2] * interval '1 second';
+			out := CASE WHEN until > l.at THEN l.ahead[1] ELSE 0 END;
+		END IF;
+		total := s.value + out;
+		s.value := least(least(a.capacity, greatest(total + a.capacity - b.capacity, least(total, 0))) - out,
+			greatest(a.capacity - CASE WHEN a.kind <> 'token bucket' THEN out WHEN l.ahead[1] > 0
+				THEN greatest(l.ahead[1] + a.rate * date_part('epoch', until - l.at) * 1000000 / @schema@.rate_limit_period(a), 0) ELSE 0 END, 0));
+	END IF;
+	IF a.kind = 'fixed window' AND (a.every, a.period) IS DISTINCT FROM (b.every, b.period) THEN -- no edge that is past refills
+		s.ts := (@schema@.rate_limit_fresh(a, greatest(l.at, CASE WHEN out > 0 THEN until - interval '1 microsecond' END, CASE WHEN s.paused > l.at THEN NULL ELSE s.ts END))).ts;
+		IF s.paused > l.at AND a.every IS NULL THEN
+			s.ts := greatest(s.ts, s.paused - @schema@.rate_limit_period(a) * interval '1 microsecond');
+		END IF;
+	ELSIF a.every IS NOT NULL THEN
+		s.ts := (@schema@.rate_limit_refilled(a, s, l.at)).ts;
+	ELSIF a.kind = 'fixed window' AND a.start IS DISTINCT FROM b.start THEN -- and none that was moved comes sooner
+		s.ts := (@schema@.rate_limit_fresh(a, s.ts + (@schema@.rate_limit_period(a) - 1) * interval '1 microsecond')).ts;
+	END IF;
+	PERFORM @schema@.rate_limit_put(a.name, a.key, 0, s.value, s.ts, s.paused, CASE WHEN a.slots IS NOT NULL THEN s.slots END);
+	found := @schema@.rate_limit_found(a, array[s], l.at, 0, false);
+	RETURN @schema@.rate_limit_told(a, found.ok, array[s], l.at, found.due);
+END
+$body$;
+
 -- A permit is chosen at random, and only if that is not free looked for. What is tried in vain
 -- stands behind a savepoint, or its holder would wait for this transaction; and what another
 -- transaction is about to take or to release is passed over, by the locks that it has.
@@ -1623,7 +1679,7 @@ DECLARE
 	held   bigint;
 	fault  text := CASE
 		WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN 'name: must have from 1 to 255 bytes'
-		WHEN key IS NULL OR octet_length(key) > 2048 THEN 'key: must have at most 2048 bytes'
+		WHEN key IS NULL OR octet_length(key) > 2048 THEN 'key: must not be NULL, and have at most 2048 bytes'
 		WHEN at_once IS NULL OR at_once NOT BETWEEN 1 AND 10000 THEN format('at_once %s: must be from 1 to 10000', at_once)
 		WHEN lease IS NULL OR micros NOT BETWEEN 1000 AND 3153600000000000 OR date_part('year', lease) <> 0 OR date_part('month', lease) <> 0
 			THEN format('lease %s: must be at least a millisecond, without months, and at most 36500 days', lease)
@@ -1826,10 +1882,8 @@ $body$;
 
 CREATE FUNCTION @schema@.rate_limit_renew(name text, key text, number integer, fence bigint)
 RETURNS @schema@.rate_limit_permit LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
-DECLARE
-	named record := @schema@.rate_limit_named_permits(name, key);
 BEGIN
-	RETURN @schema@.rate_limit_renew(name, key, number, fence, named.lease);
+	RETURN @schema@.rate_limit_renew(name, key, number, fence, (@schema@.rate_limit_named_permits(name, key)).lease);
 END
 $body$;
 
@@ -1849,10 +1903,8 @@ $body$;
 
 CREATE FUNCTION @schema@.rate_limit_renew_n(name text, key text, numbers integer[], fences bigint[])
 RETURNS @schema@.rate_limit_permits LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
-DECLARE
-	named record := @schema@.rate_limit_named_permits(name, key);
 BEGIN
-	RETURN @schema@.rate_limit_renew_n(name, key, numbers, fences, named.lease);
+	RETURN @schema@.rate_limit_renew_n(name, key, numbers, fences, (@schema@.rate_limit_named_permits(name, key)).lease);
 END
 $body$;
 
@@ -1972,6 +2024,7 @@ $functions$, '@schema@', home);
 	@schema@.rate_limit_take_all(@schema@.rate_limit_request[]),
 	@schema@.rate_limit_reserve_all(@schema@.rate_limit_request[]),
 	@schema@.rate_limit_check_all(@schema@.rate_limit_request[], boolean),
+	@schema@.rate_limit_change(@schema@.rate_limit_request, @schema@.rate_limit_request),
 	@schema@.rate_limit_acquire(text, text, integer, interval),
 	@schema@.rate_limit_renew(text, text, integer, bigint, interval),
 	@schema@.rate_limit_release(text, text, integer, bigint),
@@ -2093,6 +2146,7 @@ DROP FUNCTION
 	@schema@.rate_limit_take_all(@schema@.rate_limit_request[]),
 	@schema@.rate_limit_reserve_all(@schema@.rate_limit_request[]),
 	@schema@.rate_limit_check_all(@schema@.rate_limit_request[], boolean),
+	@schema@.rate_limit_change(@schema@.rate_limit_request, @schema@.rate_limit_request),
 	@schema@.rate_limit_acquire(text, text, integer, interval),
 	@schema@.rate_limit_renew(text, text, integer, bigint, interval),
 	@schema@.rate_limit_release(text, text, integer, bigint),

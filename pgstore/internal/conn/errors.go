@@ -53,18 +53,18 @@ func (c *Conn) Fault(doing string, err error) error {
 			return fmt.Errorf("%w: %s: %s: %w", ErrLocked, by, doing, err)
 		}
 	}
-	switch code {
-	case "42P01", "42703": // undefined_table, undefined_column
+	switch {
+	case code == "42P01" || code == "42703": // undefined_table, undefined_column
 		where := "the search_path of the connection (Config.Schema names another)"
 		if c.Schema != "" {
 			where = fmt.Sprintf("schema %q, which is Config.Schema", c.Schema)
 		}
 		return fmt.Errorf("%w; looked in %s: %w", ErrNotMigrated, where, err)
-	case "0A000": // feature_not_supported
-		if !c.Portable && !strings.Contains(err.Error(), "cached plan") { // of a table that was altered
-			return fmt.Errorf("pgstore: %s: %w (on a table that Citus distributes, set Config.Portable)", doing, err)
-		}
-	case "42P05", "26000", "08P01": // duplicate_prepared_statement, invalid_sql_statement_name, protocol_violation: the statement of that name has other parameters
+	case code == "0A000" && !c.Portable && !strings.Contains(err.Error(), "cached plan"): // which is of a table that was altered
+		return fmt.Errorf("pgstore: %s: %w (on a table that Citus distributes, set Config.Portable)", doing, err)
+	case code == "42P05" || code == "26000" || code == "08P01" && strings.Contains(err.Error(), "prepared statement"):
+		// duplicate_prepared_statement, invalid_sql_statement_name; protocol_violation is the statement of
+		// that name with other parameters, and what PgBouncer says of all else, such as a lost server.
 		return fmt.Errorf("pgstore: %s: %w (behind a pooler in transaction mode, have pgx prepare nothing: default_query_exec_mode=exec in the pool's URL)", doing, err)
 	}
 	return fmt.Errorf("pgstore: %s: %w", doing, err)

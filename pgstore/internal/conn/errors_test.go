@@ -58,13 +58,24 @@ func TestTimedOut(t *testing.T) {
 	}
 }
 
-// What a pooler makes of statements that are prepared, in each of its forms, is an error that says
-// what to set.
+// What a pooler makes of statements that are prepared, in each of its forms, is an error that says what
+// to set. A pooler without a server has the same code, and no such hint.
 func TestPoolerIsExplained(t *testing.T) {
 	t.Parallel()
-	for _, code := range []string{"42P05", "26000", "08P01"} {
-		if err := new(Conn).Fault("take", serverError(code, "")); !strings.Contains(err.Error(), "default_query_exec_mode=exec") || Code(err) != code {
-			t.Errorf("%s: got %v, want a hint", code, err)
+	for _, test := range []struct {
+		code, message string
+		hint          bool
+	}{
+		{"42P05", "", true},
+		{"26000", "", true},
+		{"08P01", `bind message supplies 2 parameters, but prepared statement "stmtcache_1" requires 3`, true},
+		{"08P01", "prepared statement name is already in use", true},
+		{"08P01", "server login has been failing, try again later (server_login_retry)", false},
+		{"08P01", "server conn crashed?", false},
+	} {
+		err := new(Conn).Fault("take", serverError(test.code, test.message))
+		if strings.Contains(err.Error(), "default_query_exec_mode=exec") != test.hint || Code(err) != test.code {
+			t.Errorf("%s %q: got %v, want a hint %v", test.code, test.message, err, test.hint)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // A Replacement is a key's definition that another one replaces.
@@ -58,7 +59,10 @@ func (e *Editor) Replace(ctx context.Context, tx pgx.Tx, all []Replacement) ([]r
 	for i := range all {
 		each[i] = &all[i]
 	}
-	at, err := e.replace(ctx, tx, each...)
+	some, at, err := e.marked(ctx, tx, each)
+	if err == nil && len(some) > 0 {
+		at, err = e.replace(ctx, tx, some...)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -67,6 +71,36 @@ func (e *Editor) Replace(ctx context.Context, tx pgx.Tx, all []Replacement) ([]r
 		statuses[i] = decide.Shown(r.Before.Limit, r.Before.Key, r.was, at.UTC())
 	}
 	return statuses, nil
+}
+
+// marked returns the replacements but for those of marked rows only whose rows, which are read, have no
+// mark: to lock a row is to write it.
+func (e *Editor) marked(ctx context.Context, tx pgx.Tx, all []*Replacement) (some []*Replacement, at time.Time, err error) {
+	if !slices.ContainsFunc(all, func(r *Replacement) bool { return r.Only }) {
+		return all, at, nil
+	}
+	var rows table.Rows
+	for _, r := range all {
+		rows.Rows = append(rows.Rows, r.Before.Rows()...)
+	}
+	if err := e.table.Read(ctx, tx, &rows, e.Clock()); err != nil {
+		return nil, at, e.Fault("change", err)
+	}
+	for _, r := range all {
+		states, marked := rows.States[:r.Before.Definition.Shards], !r.Only
+		for i := range states {
+			if !rows.Found[i] {
+				states[i] = r.Before.Definition.Shard().Fresh(r.Before.Key, rows.At)
+			} else if m, _ := r.markedBy(&states[i]); m != nil {
+				marked = true
+			}
+		}
+		if rows.States, rows.Found = rows.States[len(states):], rows.Found[len(states):]; marked {
+			some = append(some, r)
+		}
+		r.was = states
+	}
+	return some, rows.At, nil
 }
 
 // Func runs do, which locks rows, in a transaction of the Store's own.

@@ -54,6 +54,8 @@ type search struct {
 	look  table.PermitLook
 	vain  []int // permits that were tried, and are not tried again
 	asked time.Time
+
+	hidden, alone bool // see AcquireIn
 }
 
 // next is the taking of the next permit to try; nil when none is left, or with an error.
@@ -62,7 +64,7 @@ func (s *search) next(look func(*table.PermitLook) error) (*table.PermitOp, erro
 		s.asked = time.Now()
 		if choice, ok := s.local.Choose(s.look.Key, s.limit.Limit, s.asked); ok {
 			row := decide.Row{Key: s.look.Key, Shard: choice.Number}
-			return &table.PermitOp{Row: row, Lease: s.limit.LeaseOrDefault(), New: choice.New, Lock: s.lock(row)}, nil
+			return &table.PermitOp{Row: row, Lease: s.limit.LeaseOrDefault(), New: choice.New, Lock: s.lock(row), Alone: s.alone}, nil
 		}
 		seen := table.PermitLook{Key: s.look.Key, PartOf: s.look.PartOf} // of its own, as a caller that gives up does not wait for it
 		err := look(&seen)
@@ -85,15 +87,23 @@ func (s *search) missed(op *table.PermitOp) {
 func (s *search) saw() (some bool) {
 	there := make(map[int]bool, len(s.look.Permits))
 	var free []flight.Choice
+	s.hidden = false
+	offer := func(c flight.Choice) {
+		if slices.Contains(s.vain, c.Number) {
+			s.hidden = true
+		} else {
+			free = append(free, c)
+		}
+	}
 	for _, v := range s.look.Permits {
 		there[v.Number] = true
-		if v.Number < s.limit.Limit && !v.Until.After(s.look.At) && !v.Locked && !slices.Contains(s.vain, v.Number) {
-			free = append(free, flight.Choice{Number: v.Number})
+		if v.Number < s.limit.Limit && !v.Until.After(s.look.At) && !v.Locked {
+			offer(flight.Choice{Number: v.Number})
 		}
 	}
 	for n := s.look.From; n < min(s.look.To, s.limit.Limit); n++ {
-		if !there[n] && !slices.Contains(s.vain, n) {
-			free = append(free, flight.Choice{Number: n, New: true})
+		if !there[n] {
+			offer(flight.Choice{Number: n, New: true})
 		}
 	}
 	return s.local.Observe(s.look.Key, free, s.look.PartOf > 0, s.asked)
@@ -131,12 +141,23 @@ func (s *search) refused(err error) (ratelimit.Permit, error) {
 // AcquireIn takes a permit in a caller's transaction. An attempt stands behind a savepoint, or
 // the permit's holder would have to wait for the transaction if it fails. Free permits are read on
 // another connection, since reading in the transaction would abort others under SERIALIZABLE.
+//
+// Any role may have the locks by which permits are passed over. So when only such permits seem free, a
+// few are tried once more, without the lock and with a lock_timeout. A transaction that takes one so may
+// be waited for by the next one that has the lock.
 func (f *Permits) AcquireIn(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlight, key decide.Key, before func() (granted bool, err error)) (ratelimit.Permit, error) {
 	f.local.Meet(key, limit)
 	s := search{Permits: f, limit: limit, look: table.PermitLook{Key: key}}
 	for first := true; ; first = false {
+		if s.alone && len(s.vain) == mostTries {
+			return s.refused(nil)
+		}
 		op, err := s.next(func(look *table.PermitLook) error { return f.lookBeside(ctx, tx, look) })
-		if op == nil {
+		switch {
+		case op == nil && err == nil && s.hidden && !s.alone && f.table.PassesOver():
+			s.alone, s.vain = true, nil
+			continue
+		case op == nil:
 			return s.refused(err)
 		}
 		if first {

@@ -149,6 +149,7 @@ type setSearch struct {
 	asked []ratelimit.PermitRequest
 	parts []search // for each that is asked
 	began time.Time
+	alone bool // without the locks of transactions: on its own, and from the second attempt in one
 	look  func(*table.PermitLook) error
 	take  func(*table.PermitOp) (asked bool, err error)
 }
@@ -164,6 +165,7 @@ func (f *Permits) AcquireSet(ctx context.Context, asked []ratelimit.PermitReques
 // acquireSet is AcquireSet, also with the limits that hold for a waiter.
 func (f *Permits) acquireSet(ctx context.Context, asked []ratelimit.PermitRequest) (ratelimit.Permit, error) {
 	s := f.search(asked)
+	s.alone = true
 	s.look = func(look *table.PermitLook) error { return f.look(ctx, look) }
 	s.take = func(op *table.PermitOp) (bool, error) { return true, f.apply(ctx, op) }
 	permit, op, err := s.run()
@@ -226,7 +228,7 @@ func (s *setSearch) run() (ratelimit.Permit, *table.PermitOp, error) {
 		for _, o := range op.Set() {
 			s.local.Missed(o.Row.Key, o.Row.Shard)
 			for i := range s.parts {
-				if o.New && s.parts[i].look.Key == o.Row.Key { // another transaction may be making it
+				if o.New && s.alone && s.parts[i].look.Key == o.Row.Key { // another transaction may be making it
 					s.parts[i].vain = append(s.parts[i].vain, o.Row.Shard)
 				}
 			}
@@ -234,6 +236,7 @@ func (s *setSearch) run() (ratelimit.Permit, *table.PermitOp, error) {
 		if err != nil {
 			return ratelimit.Permit{}, nil, err
 		}
+		s.alone = true
 	}
 	return s.refused(0), nil, nil
 }
@@ -254,7 +257,7 @@ func (s *setSearch) next() (*table.PermitOp, ratelimit.Permit, error) {
 			return nil, s.refused(i), nil
 		}
 		for _, c := range chosen {
-			set = append(set, &table.PermitOp{Row: decide.Row{Key: keyOf(r), Shard: c.Number}, Lease: r.Limit.LeaseOrDefault(), New: c.New})
+			set = append(set, &table.PermitOp{Row: decide.Row{Key: keyOf(r), Shard: c.Number}, Lease: r.Limit.LeaseOrDefault(), New: c.New, Alone: s.alone})
 		}
 	}
 	return inOrder(set), ratelimit.Permit{}, nil

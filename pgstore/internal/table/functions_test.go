@@ -14,10 +14,17 @@ import (
 //go:embed functions.tmpl
 var functions string
 
-// notations are of what many functions have in common: those that are granted to roles, and those
-// that are statements.
+// notations are of what many functions have in common: those that are granted to roles, those that are
+// statements, and those that look a definition up.
 var notations = []struct{ notation, text string }{
 	{`\{\{verb (.+(?:\n\t.+)?)\}\}\n\t(.*);\n`, "CREATE FUNCTION @schema@.$1\nRETURNS @schema@.rate_limit_result {{verb}} AS $$body$$\nBEGIN\n\tRETURN $2;\nEND\n$$body$$;\n"},
+	{`\{\{verb: (\S+) (.+)\}\}\n\t(.*);\n`, "CREATE FUNCTION @schema@.$2\nRETURNS $1 {{verb}} AS $$body$$\nBEGIN\n\tRETURN $3;\nEND\n$$body$$;\n"},
+	{`\{\{overrides\}\}`, `FROM @schema@.rate_limit_definitions AS p
+	LEFT JOIN @schema@.rate_limit_definitions AS a ON a.name = p.name AND a.key IS NULL AND a.kind IS NULL
+		AND a.enabled AND (a.until IS NULL OR a.until > now)
+	LEFT JOIN @schema@.rate_limit_definitions AS o ON o.name = p.name AND o.key = $$2
+		AND o.enabled AND (o.until IS NULL OR o.until > now)
+	WHERE p.name = $$1`},
 	{`\{\{verb\}\}`, "LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan"},
 	{`\{\{statement (\S+) (.*\)) \((.*)\)\}\}\n`, "CREATE FUNCTION @schema@.$2\nRETURNS TABLE ($3) LANGUAGE plpgsql AS $$body$$\n#variable_conflict use_column\nBEGIN\nRETURN QUERY {{$1}};\nEND\n$$body$$;\n"},
 }

@@ -30,6 +30,7 @@ type PermitOp struct {
 	Next  bool          // it is taken anew, and has a new fence then
 	New   bool          // it may not be there yet
 	Lock  int64         // the advisory lock held by a transaction that changes the row
+	Alone bool          // it is taken without that lock, if it cannot be had
 	Rest  PermitSet     // the others of a set, of which this is the first
 
 	Done PermitDone
@@ -107,18 +108,34 @@ func (t *Table) ChangePermit(ctx context.Context, pool *pgxpool.Pool, op *Permit
 }
 
 // QueuePermit puts into a batch an operation in a caller's transaction, which passes over a permit
-// to take that another one is about to take or to release: the statement tries for the advisory lock.
-// The holder of a permit writes it in any case.
+// to take that another one is about to take or to release: the statement tries for the advisory lock,
+// or waits for a row no longer than lock_timeout. The holder of a permit writes it in any case.
 func (t *Table) QueuePermit(batch *pgx.Batch, op *PermitOp, now *time.Time) {
 	name, args := op.arguments(now)
 	sql, guarded := t.inflight[name+"_tx"]
-	if guarded {
+	alone := guarded && op.Alone && op.take()
+	switch {
+	case alone:
+		batch.Queue(aloneSQL, op.Lock, milliseconds(conn.PassOver))
+		sql = t.inflight[name]
+	case guarded:
 		args = append(args, op.Lock)
-	} else {
+	default:
 		sql = t.inflight[name]
 	}
 	batch.Queue(sql, args...).QueryRow(op.scan)
+	if alone {
+		batch.Queue(notAloneSQL)
+	}
 }
+
+// aloneSQL and notAloneSQL bound the waits for locks, and put back the caller's bound. An error puts it
+// back by the rollback to the savepoint.
+const (
+	aloneSQL = `SELECT pg_try_advisory_xact_lock($1::int8), set_config('ratelimit.lock_timeout', current_setting('lock_timeout'), true),
+	set_config('lock_timeout', $2::text, true)`
+	notAloneSQL = `SELECT set_config('lock_timeout', current_setting('ratelimit.lock_timeout'), true)`
+)
 
 func (op *PermitOp) scan(row pgx.Row) error {
 	var (
@@ -159,16 +176,16 @@ func (t *Table) LookAtPermits(ctx context.Context, pool *pgxpool.Pool, looks []*
 
 // oneTrip sends statements as one transaction, in one round trip.
 func oneTrip(ctx context.Context, pool *pgxpool.Pool, queue func(*pgx.Batch)) error {
-	conn, err := pool.Acquire(ctx)
+	pooled, err := pool.Acquire(ctx)
 	if err != nil {
 		return err
 	}
-	defer Release(ctx, conn)
+	defer Release(ctx, pooled)
 	var batch pgx.Batch
 	batch.Queue(beginSQL)
 	queue(&batch)
 	batch.Queue("COMMIT")
-	return conn.SendBatch(ctx, &batch).Close()
+	return pooled.SendBatch(ctx, &batch).Close()
 }
 
 // queueCreate is behind queueChange, and leaves rows alone that are there.

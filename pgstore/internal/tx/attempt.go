@@ -83,7 +83,9 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	defer pooled.Release() // also when the function panics or ends its goroutine
 	a.conn = pooled
 	if !a.held { // whose outcome cannot be read
-		a.incarnation = incarnation(ctx, pooled)
+		if a.incarnation, err = incarnation(ctx, pooled); err != nil && pooled.Conn().IsClosed() {
+			return false, a.notBegun(ctx, a.taker.Fault("ask the server", err))
+		}
 	}
 	a.turn = a.turnOf(ctx)
 	tx, err := a.begin(ctx)

@@ -13,17 +13,17 @@ import (
 // incarnationKey is where a connection keeps the incarnation of the server that it is to.
 const incarnationKey = "ratelimit.incarnation"
 
-// incarnation returns that, which is read once for each connection; "" if it cannot be.
-func incarnation(ctx context.Context, conn *pgxpool.Conn) string {
+// incarnation returns that, which is read once for each connection. After an error it is "", by which
+// nothing is taken for committed.
+func incarnation(ctx context.Context, conn *pgxpool.Conn) (known string, err error) {
 	data := conn.Conn().PgConn().CustomData()
 	known, ok := data[incarnationKey].(string)
 	if !ok {
-		var err error
-		if known, err = table.Server(ctx, conn); err == nil { // without it, nothing is taken for committed
+		if known, err = table.Server(ctx, conn); err == nil {
 			data[incarnationKey] = known
 		}
 	}
-	return known
+	return known, err
 }
 
 const (
