@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -40,6 +41,14 @@ func (p *patient) doctor(check string) (found []finding) {
 		}
 	}
 	return found
+}
+
+// onCitus has the database look as if Citus distributed the table of limits.
+func (p *patient) onCitus(recovery string) {
+	p.Helper()
+	p.exec(`CREATE TABLE pg_dist_partition (logicalrelid regclass, partmethod "char")`)
+	p.exec("INSERT INTO pg_dist_partition VALUES ('rate_limits', 'h')")
+	p.options = "search_path=" + p.db.Schema + "&citus.recover_2pc_interval=" + recovery
 }
 
 func withParameter(url, parameter string) string {
@@ -114,6 +123,34 @@ var followed = map[string]func(p *patient){
 		}
 		for range 8 {
 			p.must(<-errs)
+		}
+	},
+	"portable": func(p *patient) {
+		p.onCitus("5s")
+		p.advised("Citus", "Config.Portable")
+		store, err := pgstore.New(p.db.Pool, &pgstore.Config{Schema: p.db.Schema, Portable: true})
+		p.must(err)
+		p.must(store.Take(p.Context(), api.For("k")))
+		wantIn(p.T, execute(p.T, "", "ls", "--schema", p.db.Schema, "--database-url", withParameter(p.db.URL, p.options)).ok(p.T), "api")
+	},
+	"recovery": func(p *patient) {
+		p.onCitus("1min")
+		p.advised("Citus", "SET citus.recover_2pc_interval = '5s'")
+		p.options = strings.Replace(p.options, "1min", "5s", 1)
+		p.well("Citus", "recover")
+	},
+	"local tables": func(p *patient) {
+		p.onCitus("5s")
+		p.exec("CREATE TABLE orders ()")
+		const follow = "SELECT citus_add_local_table_to_metadata('"
+		p.exec("CREATE FUNCTION citus_add_local_table_to_metadata(regclass) RETURNS void LANGUAGE sql AS $$ INSERT INTO pg_dist_partition VALUES ($1, 'n') $$")
+		p.exec(after(p.advised("Citus", follow+"orders"), follow))
+		p.well("Citus", "orders")
+		p.exec("INSERT INTO pg_dist_partition VALUES ('rate_limit_definitions', 'n')")
+		if found := p.doctor("Citus"); !slices.ContainsFunc(found, func(f finding) bool {
+			return f.Verdict == failed && strings.HasPrefix(f.Detail, "rate_limit_definitions must not")
+		}) {
+			p.Errorf("doctor says %+v", found)
 		}
 	},
 	"date style": func(p *patient) {

@@ -192,16 +192,20 @@ func (d *Inspector) ask(ctx context.Context, s *Story, asked ratelimit.Request) 
 
 // Rows reads a key's rows and the open transaction that changed or locked each. The row's xmax is
 // that transaction or a subtransaction, whose number its process has locked. A server hides other
-// roles' statements from roles without pg_read_all_stats.
+// roles' statements from roles without pg_read_all_stats. Of a distributed table the transactions are
+// another node's, and not told.
 func (d *Inspector) Rows(ctx context.Context, name, key string) ([]Row, error) {
-	rows, err := d.Pool.Query(ctx, `SELECT r.shard, r.value, r.ts, r.paused,
+	rows, err := d.Pool.Query(ctx, `WITH r AS MATERIALIZED (
+	SELECT shard, value, ts, paused, ahead, xmax AS changer FROM `+d.Table()+` WHERE name = $1::text AND key = $2::text
+)
+SELECT r.shard, r.value, r.ts, r.paused,
 	CASE WHEN r.ahead[2] > extract(epoch FROM clock_timestamp()) - 946684800 THEN r.ahead[1] ELSE 0 END,
 	a.pid, coalesce(a.application_name, ''), coalesce(a.usename::text, ''), coalesce(a.state, ''), a.xact_start,
 	extract(epoch FROM clock_timestamp() - a.xact_start)::float8
-FROM `+d.Table()+` AS r LEFT JOIN pg_locks AS l
-	ON l.transactionid = r.xmax AND l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
+FROM r LEFT JOIN pg_locks AS l
+	ON NOT $3::bool AND l.transactionid = r.changer AND l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
 LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
-WHERE r.name = $1::text AND r.key = $2::text ORDER BY r.shard`, name, key)
+ORDER BY r.shard`, name, key, d.Store.Portable())
 	if err != nil {
 		return nil, fmt.Errorf("read rows: %w", err)
 	}
