@@ -16,7 +16,8 @@ var (
 
 	// ErrOutcomeUnknown is the error of a connection that was lost during COMMIT, when the
 	// server could not be asked afterwards either. The work and its tokens are there both or
-	// neither.
+	// neither. On a distributed database it is also the error of a COMMIT that failed with XX000:
+	// some nodes may have committed, and others not.
 	ErrOutcomeUnknown = conn.ErrOutcomeUnknown
 
 	// ErrClosed is the error of a decision on its own after Close.
@@ -67,7 +68,10 @@ type Config struct {
 	// connections for them. A caller that gives up returns at once, but pays if its statement
 	// was under way; the error is that of its context, and not [ErrLocked]. Prune does not skip
 	// locked rows; and a take by AllowTx that was rolled back can be settled and cancelled,
-	// which gives away tokens that were never taken.
+	// which gives away tokens that were never taken. Permits that are locked are passed over.
+	//
+	// AllowFunc and its like run at READ COMMITTED, and not at SERIALIZABLE: nodes do not serialize
+	// with each other, and could commit one without the other.
 	Portable bool
 
 	// Escrow is for how long the Store may decide from memory after it has read a row, at most

@@ -36,7 +36,7 @@ func (s *Store) Permits() Permits { return Permits{s} }
 func (p Permits) Acquire(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (permit ratelimit.Permit, err error) {
 	s := p.store
 	w := s.watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn, rates...)
-	defer func() { w.ReportPermit(named(permit, &request), err) }()
+	defer func() { w.ReportAcquire(permit, &request, err) }()
 	of, err := s.asked(&request, rates)
 	if err != nil {
 		return ratelimit.Permit{}, err
@@ -89,7 +89,7 @@ func refuses(request *ratelimit.PermitRequest) *ratelimit.PermitRequest {
 func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (permit ratelimit.Permit, err error) {
 	s := p.store
 	w := s.watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn, rates...)
-	defer func() { w.ReportPermit(named(permit, &request), err) }()
+	defer func() { w.ReportAcquire(permit, &request, err) }()
 	of, err := s.asked(&request, rates)
 	if err != nil {
 		return ratelimit.Permit{}, err
@@ -123,7 +123,7 @@ func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitReques
 func (p Permits) AcquireTx(ctx context.Context, tx pgx.Tx, request ratelimit.PermitRequest, rates ...ratelimit.Request) (permit ratelimit.Permit, err error) {
 	s := p.store
 	w := s.watch(ctx, ratelimit.VerbAcquire, ratelimit.FormTx, rates...)
-	defer func() { w.ReportPermit(named(permit, &request), err) }()
+	defer func() { w.ReportAcquire(permit, &request, err) }()
 	if err := s.usableIn(tx); err != nil {
 		return ratelimit.Permit{}, err
 	}
@@ -320,14 +320,6 @@ func (p Permits) prune(ctx context.Context, limits []ratelimit.InFlight, each fu
 		}
 	}
 	return rows, nil
-}
-
-// named is a permit with the limit and key that were asked, also after an error.
-func named(permit ratelimit.Permit, request *ratelimit.PermitRequest) ratelimit.Permit {
-	if permit.InFlight.Name == "" {
-		permit.InFlight, permit.Key, permit.N = request.Limit, request.Key, request.N
-	}
-	return permit
 }
 
 // asked is the key of a request's first limit, once all of it has been looked at and noted.

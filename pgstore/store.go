@@ -53,7 +53,7 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 	c := *config
 	c.RetryBudget = cmp.Or(c.RetryBudget, 10*time.Second)
 	c.Timeout = cmp.Or(c.Timeout, conn.DefaultTimeout)
-	db := &conn.Conn{Pool: pool, Schema: c.Schema, Timeout: c.Timeout, RetryBudget: c.RetryBudget, Now: c.Clock}
+	db := &conn.Conn{Pool: pool, Schema: c.Schema, Portable: c.Portable, Timeout: c.Timeout, RetryBudget: c.RetryBudget, Now: c.Clock}
 	db.Open()
 	s := &Store{conn: db, config: c, known: &known.Known{}, observer: watch.New(c.Observe, conn.Class)}
 	s.table = table.New(c.Schema, c.Portable, db.Silence())
@@ -90,6 +90,9 @@ func (s *Store) Pool() *pgxpool.Pool {
 
 // Schema returns Config.Schema.
 func (s *Store) Schema() string { return s.config.Schema }
+
+// Portable returns Config.Portable.
+func (s *Store) Portable() bool { return s != nil && s.config.Portable }
 
 // usable returns an error if the Store was not made by New.
 func (s *Store) usable() error {
@@ -276,10 +279,11 @@ func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (rateli
 	return result, err
 }
 
-// AllowFunc takes the count of each request from its limit and runs do in the same SERIALIZABLE
-// transaction, and commits: the tokens are spent if and only if the work of do is committed. do
-// must use tx for all its work, return the errors of tx, and leave COMMIT and ROLLBACK to
-// AllowFunc.
+// AllowFunc takes the count of each request from its limit and runs do in the same transaction, and
+// commits: the tokens are spent if and only if the work of do is committed. The transaction is
+// SERIALIZABLE, so do may decide by what it reads. With [Config.Portable] it is READ COMMITTED: what
+// do reads may have changed by the commit, unless it locks the rows. do must use tx for all its
+// work, return the errors of tx, and leave COMMIT and ROLLBACK to AllowFunc.
 //
 // A refusal runs nothing and is an error, [ratelimit.ErrRefused]. The result is returned with it,
 // and is in the [*ratelimit.RefusedError]. An error or a panic of do rolls everything back; the
@@ -291,9 +295,10 @@ func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (rateli
 //
 // When the connection is lost during COMMIT, a new one asks the server for the outcome: if it was
 // committed there is no error. If the server cannot tell, or has crashed in between, the error is
-// [ErrOutcomeUnknown]. If do has ended the transaction itself and returns no error, the server is
-// asked in the same way. (A function that begins another transaction in its place, as by ROLLBACK
-// AND CHAIN, is not detected.)
+// [ErrOutcomeUnknown]. So is XX000 at COMMIT, by which Citus reports that not all nodes have
+// committed. If do has ended the transaction itself and returns no error, the server is asked in
+// the same way. (A function that begins another transaction in its place, as by ROLLBACK AND CHAIN,
+// is not detected.)
 //
 // Transactions of one process that take from the same row queue in order of arrival, before they
 // begin and before they take a connection. With several shards, each has a queue of its own.
@@ -309,8 +314,8 @@ func (s *Store) ReserveFunc(ctx context.Context, requests []ratelimit.Request, d
 
 // AllowOnCommit runs do in a transaction and takes for requests in the round trip of its COMMIT, so
 // that their rows are locked for one round trip and not for the work. BEGIN travels with the first
-// statement of do: work of one statement and its limit are two round trips. An empty level is
-// SERIALIZABLE; a limit needs no more than READ COMMITTED.
+// statement of do: work of one statement and its limit are two round trips. An empty level is that of
+// AllowFunc; a limit needs no more than READ COMMITTED.
 //
 // do runs before anything is decided, so it gets no Result. A refusal rolls its work back, and is
 // the error and result of [Store.AllowFunc]. So this is for limits that seldom refuse, and as with
@@ -332,12 +337,15 @@ func (s *Store) ReserveFunc(ctx context.Context, requests []ratelimit.Request, d
 // and later statements fail too. Tokens from memory, by Config.Escrow, send no take. Modes, and the
 // limits that cannot be taken from, are those of QueueTake.
 func (s *Store) AllowOnCommit(ctx context.Context, requests []ratelimit.Request, level pgx.TxIsoLevel, do func(tx pgx.Tx) error) (ratelimit.Result, error) {
+	if err := s.usable(); err != nil {
+		return ratelimit.Result{}, err
+	}
 	switch level {
 	case "":
-		level = pgx.Serializable
-	case pgx.Serializable, pgx.RepeatableRead, pgx.ReadCommitted, pgx.ReadUncommitted:
+		level = s.table.Level()
+	case pgx.RepeatableRead, pgx.ReadCommitted, pgx.ReadUncommitted, s.table.Level():
 	default:
-		return ratelimit.Result{}, &ratelimit.FieldError{Field: "IsoLevel", Value: level, Reason: "must be one of pgx's, or empty"}
+		return ratelimit.Result{}, &ratelimit.FieldError{Field: "IsoLevel", Value: level, Reason: "must be one of pgx's, or empty, and not SERIALIZABLE with Config.Portable"}
 	}
 	return s.runWatched(ctx, false, requests, do == nil, func(w *watch.Watch, requests []ratelimit.Request) (ratelimit.Result, error) {
 		return s.runner.RunOnCommit(ctx, w, requests, level, do)

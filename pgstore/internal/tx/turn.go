@@ -37,7 +37,7 @@ type turn struct {
 func (l *turn) begin(ctx context.Context) *pgx.Batch {
 	var batch pgx.Batch
 	if len(l.locks) == 0 {
-		batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.Serializable})
+		batch.BeginTx(pgx.TxOptions{IsoLevel: l.table.Level()})
 		return &batch
 	}
 	// A statement outside of a transaction would become part of the one that is begun behind
