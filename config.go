@@ -272,7 +272,7 @@ func (l fields) check() faults {
 	if reason := badRate(l.rate); reason != "" {
 		f.add("Rate", l.rate, reason)
 	}
-	if reason := valid.Amount(l.capacity); reason != "" && l.capacity != None {
+	if reason := valid.Amount(l.capacity); reason != "" && l.capacity != None && l.capacity != l.rate { // by default it is the rate
 		f.add("Capacity", l.capacity, reason)
 	}
 	if reason := valid.Amount(l.maxReserved); reason != "" && l.maxReserved != None {

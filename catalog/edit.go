@@ -120,7 +120,7 @@ func (c *Catalog) Preview(ctx context.Context, name, key string, o *Override) (E
 		return k.edit, err
 	}
 	if from, to := k.holds(key, c.config.Clock); changes(from, to) {
-		statuses, err := c.config.Store.CheckEach(ctx, from.ForN(key, 0))
+		statuses, err := c.config.Store.CheckEach(ctx, ratelimit.Request{Limit: from, Key: key, Overridden: true})
 		if err != nil {
 			return Edit{}, err
 		}

@@ -84,3 +84,55 @@ func pruneByAnOverride(t *testing.T, c *catalog.Catalog, store, another pruningS
 		t.Errorf("the key with the override: got %v, %v, want 10200 left", left, err)
 	}
 }
+
+// Edits of one key by its override, and their previews, bind that key: a store that made them prunes
+// the rows of all others.
+func TestPruneByAStoreThatHasEditedAKey(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	clock := func() time.Time { return now }
+	t.Run("memory", func(t *testing.T) {
+		store := memstore.New(clock)
+		c, _ := newCatalog(t, nil, func(c *catalog.Config) { c.Store, c.Clock = store, clock })
+		pruneAfterEdits(t, c, store, &now)
+	})
+	t.Run("PostgreSQL", func(t *testing.T) {
+		db := newDB(t)
+		store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Clock: clock})
+		must(t, err)
+		c, _ := newCatalog(t, db, func(c *catalog.Config) { c.Store, c.Clock = store, clock })
+		pruneAfterEdits(t, c, store, &now)
+	})
+}
+
+func pruneAfterEdits(t *testing.T, c *catalog.Catalog, store pruningStore, now *time.Time) {
+	ctx := t.Context()
+	must(t, c.Publish(ctx, api))
+	edited(t)(c.Set(ctx, "api", "large", catalog.Override{Capacity: 100_000}))
+	must(t, c.Refresh(ctx))
+	large, other := c.For(api, "large"), c.For(api, "another")
+	edits := map[string]func() error{
+		"a preview": func() error {
+			_, err := c.Preview(ctx, "api", "large", &catalog.Override{Capacity: 90_000})
+			return err
+		},
+		"an edit of the override": func() error {
+			_, err := c.Set(ctx, "api", "large", catalog.Override{Capacity: 80_000})
+			return err
+		},
+		"a pause":  func() error { _, err := store.Pause(ctx, large.Limit, "large", time.Second); return err },
+		"a resume": func() error { return store.Resume(ctx, large.Limit, "large") },
+		"a reset":  func() error { return store.Reset(ctx, large.Limit, "large") },
+		"a change": func() error { _, err := store.Change(ctx, api, large.Limit, "large"); return err },
+	}
+	for name, edit := range edits {
+		must(t, edit())
+		if result, err := store.Allow(ctx, other); err != nil || !result.OK {
+			t.Fatalf("got %v, %v", result, err)
+		}
+		*now = now.Add(10 * time.Minute) // full by api: 100 tokens
+		if n, err := store.Prune(ctx, api); n != 1 || err != nil {
+			t.Errorf("after %s: pruned %d, %v, want the row of the other key", name, n, err)
+		}
+	}
+}

@@ -147,6 +147,9 @@ type permitKey struct {
 	Line  parked.Line // waiting jobs of River, for the longest lines
 }
 
+// Full reports whether no permit would be given now.
+func (k permitKey) Full() bool { return len(inspect.Within(k.Held, k.Limit)) >= k.Limit }
+
 // permits returns the page of a limit of how many at once, for one key or with some of its keys.
 func (s *site) permits(ctx context.Context, r *http.Request) (*view, error) {
 	limit, err := s.inspector.InFlight(r.FormValue("name"))

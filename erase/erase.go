@@ -108,9 +108,14 @@ func each(ctx context.Context, tx pgx.Tx, schema string, keys []string, do func(
 		if schema != "" {
 			name = pgx.Identifier{schema, t.name}.Sanitize()
 		}
-		var there bool
-		if err = tx.QueryRow(ctx, "SELECT to_regclass($1::text) IS NOT NULL", name).Scan(&there); err == nil && (there || i == 0) {
-			*t.count(&counts), err = do(func(sql string) string { return strings.ReplaceAll(sql, "TABLE", name) }, i)
+		var there, citus bool
+		if err = tx.QueryRow(ctx, "SELECT to_regclass($1::text) IS NOT NULL, to_regclass('pg_dist_partition') IS NOT NULL", name).Scan(&there, &citus); err == nil && (there || i == 0) {
+			*t.count(&counts), err = do(func(sql string) string {
+				if citus { // which cannot step from name to name, and distributes by key
+					sql = strings.Replace(sql, t.where, byKey, 1)
+				}
+				return strings.ReplaceAll(sql, "TABLE", name)
+			}, i)
 		}
 		if err != nil {
 			return Counts{}, fmt.Errorf("erase: %s: %w", t.name, err)

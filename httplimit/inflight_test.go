@@ -2,6 +2,7 @@ package httplimit_test
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -192,7 +193,42 @@ func TestInFlight(t *testing.T) {
 	})
 }
 
-// A refusal of any policy leaves nothing taken of the others.
+// An error of one of several policies is told by the name of that one.
+func TestInFlightErrorsNameTheirPolicy(t *testing.T) {
+	header := func(name string) func(*http.Request) (int, error) {
+		return func(r *http.Request) (int, error) { return strconv.Atoi(cmp.Or(r.Header.Get(name), "1")) }
+	}
+	inEach(t, func(t *testing.T, store permitStore) {
+		var told []string
+		m := newMiddleware(t, store, httplimit.Config{
+			Policies: []httplimit.Policy{{Limit: ratelimit.TokenBucket{Name: "hourly", Rate: 4, Period: time.Hour}, Cost: func(r *http.Request) (float64, error) {
+				n, err := header("X-Cost")(r)
+				return float64(n), err
+			}}},
+			InFlight: []httplimit.InFlightPolicy{
+				{Limit: ratelimit.InFlight{Name: "all", Limit: 3}, Weight: header("X-All")},
+				{Limit: ratelimit.InFlight{Name: "gpus", Limit: 3}, Weight: header("X-Gpus")},
+			},
+			Permits: store.Permits,
+			Observe: func(_ context.Context, e ratelimit.Event) { told = append(told, e.Policy()+" "+string(e.Outcome)) },
+		})
+		h := m.Handler(http.NotFoundHandler())
+		for _, test := range []struct{ header, value, want string }{
+			{"X-Gpus", "heavy", "gpus failed"},
+			{"X-Gpus", "0", "gpus invalid"},
+			{"X-Gpus", "4", "gpus too_large"},
+			{"X-All", "heavy", "all failed"},
+			{"X-All", "4", "all too_large"},
+			{"X-Cost", "5", "hourly too_large"},
+			{"X-Cost", "heavy", "hourly failed"},
+		} {
+			if serve(h, get("/", test.header, test.value)); told[len(told)-1] != test.want {
+				t.Errorf("%s %s: got %q, want %q", test.header, test.value, told[len(told)-1], test.want)
+			}
+		}
+	})
+}
+
 // A request holds as many permits as it weighs.
 func TestInFlightWeight(t *testing.T) {
 	inEach(t, func(t *testing.T, store permitStore) {
@@ -214,6 +250,7 @@ func TestInFlightWeight(t *testing.T) {
 	})
 }
 
+// A refusal of any policy leaves nothing taken of the others.
 func TestInFlightAllOrNothing(t *testing.T) {
 	inEach(t, func(t *testing.T, store permitStore) {
 		all := ratelimit.InFlight{Name: "all", Limit: 3, Lease: time.Minute}

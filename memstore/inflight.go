@@ -43,7 +43,7 @@ func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitReques
 	s := p.store
 	w := s.own().watch(ctx, ratelimit.VerbAcquire, rates...)
 	w.Start()
-	defer func() { w.ReportPermit(named(permit, &request), err) }()
+	defer func() { w.ReportAcquire(permit, &request, err) }()
 	if err := s.own().noteRequest(ctx, &request); err != nil {
 		return ratelimit.Permit{}, err
 	}
@@ -272,7 +272,7 @@ func (s scope) noteRequest(ctx context.Context, request *ratelimit.PermitRequest
 // the first in line collects several permits, what is free is not for others.
 func (s scope) acquire(ctx context.Context, request *ratelimit.PermitRequest, rates []ratelimit.Request) (permit ratelimit.Permit, err error) {
 	w := s.watch(ctx, ratelimit.VerbAcquire, rates...)
-	defer func() { w.ReportPermit(named(permit, request), err) }()
+	defer func() { w.ReportAcquire(permit, request, err) }()
 	if err := s.noteRequest(ctx, request); err != nil {
 		return ratelimit.Permit{}, err
 	}
@@ -285,14 +285,6 @@ func (s scope) acquire(ctx context.Context, request *ratelimit.PermitRequest, ra
 		}
 	}
 	return s.tryAcquire(ctx, request.Parts(), rates)
-}
-
-// named returns a permit with the limit and key of the call, also after an error.
-func named(permit ratelimit.Permit, request *ratelimit.PermitRequest) ratelimit.Permit {
-	if permit.InFlight.Name == "" {
-		permit.InFlight, permit.Key, permit.N = request.Limit, request.Key, request.N
-	}
-	return permit
 }
 
 // tryAcquire takes permits, and tokens from rate limits. The rates are decided first, when it is

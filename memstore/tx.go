@@ -105,7 +105,7 @@ func (s *Store) ReplaceTx(ctx context.Context, tx pgx.Tx, replacements ...rateli
 	}
 	before := make([]ratelimit.Request, len(replacements))
 	for i, r := range replacements {
-		before[i] = r.From.ForN(r.Key, 0)
+		before[i] = ratelimit.Request{Limit: r.From, Key: r.Key, Overridden: true}
 	}
 	statuses, err := s.CheckEach(ctx, before...)
 	for i := 0; i < len(replacements) && err == nil; i++ {

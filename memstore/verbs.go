@@ -80,7 +80,7 @@ func (s scope) begin(ctx context.Context, call *decide.Call, err error) error {
 		return err
 	}
 	if err == nil {
-		err = s.seen.NoteCall(call)
+		err = s.seen.NoteEdit(call)
 	}
 	if err != nil {
 		return err
@@ -200,7 +200,7 @@ func (s scope) change(ctx context.Context, from, to ratelimit.Limit, key string)
 	}
 	before, after, err := decide.NewChange(from, to, key)
 	if err == nil {
-		err = s.seen.NoteCall(&before)
+		err = s.seen.NoteEdit(&before)
 	}
 	if err := s.begin(ctx, &after, err); err != nil {
 		return status, err

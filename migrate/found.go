@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgratelimit/ratelimit/migrations"
@@ -84,6 +85,36 @@ func (f *found) mark(all []Migration) ([]Migration, error) {
 }
 
 func (f *found) has(m Migration) bool { return slices.Contains(f.columns, f.made.shows[m.Version]) }
+
+// newer returns the migrations in the version table that this program does not know, oldest first. A
+// table that somebody emptied is an error, which says what to write into it.
+func (t *target) newer(ctx context.Context, f *found) (newer []Migration, err error) {
+	name := pgx.Identifier{f.schema, t.set.VersionTable()}.Sanitize()
+	rows, err := t.pool.Query(ctx, "SELECT version_id FROM "+name+" GROUP BY version_id ORDER BY version_id")
+	if err != nil {
+		return nil, fmt.Errorf("read version table %s: %w", t.set.VersionTable(), err)
+	}
+	versions, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		return nil, fmt.Errorf("read version table %s: %w", t.set.VersionTable(), err)
+	}
+	all := t.migrations()
+	if len(versions) == 0 {
+		has := "(0, true)"
+		for _, m := range all {
+			if f.has(m) {
+				has += fmt.Sprintf(", (%d, true)", m.Version)
+			}
+		}
+		return nil, fmt.Errorf("version table %s is empty, and does not say what was applied. As the schema is: INSERT INTO %s (version_id, is_applied) VALUES %s", t.set.VersionTable(), name, has)
+	}
+	for _, v := range versions {
+		if v > all[len(all)-1].Version {
+			newer = append(newer, Migration{Version: v, Name: fmt.Sprintf("version %d of a newer program", v), Applied: true, Newer: true})
+		}
+	}
+	return newer, nil
+}
 
 // requireAll returns an error if another tool made the table and migrations are missing.
 func (f *found) requireAll(set migrations.Set, all []Migration) error {

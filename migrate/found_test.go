@@ -169,3 +169,41 @@ func TestUpRefusesAnOldServer(t *testing.T) {
 		t.Errorf("tables: got %v, want none", got)
 	}
 }
+
+// A newer program's migration is named, and stays; the table works on.
+func TestVersionOfANewerProgram(t *testing.T) {
+	t.Parallel()
+	db := pgtest.NewEmpty(t)
+	cfg := &migrate.Config{Schema: db.Schema}
+	wantUp(t, db.Pool, cfg, applied)
+	execute(t, db.Pool, "INSERT INTO "+db.Schema+"."+migrations.VersionTable+" (version_id, is_applied) VALUES (99, true)")
+	wantUp(t, db.Pool, cfg, nil)
+	wantStatus(t, db.Pool, cfg, append(slices.Clone(applied), migrate.Migration{Version: 99, Name: "version 99 of a newer program", Applied: true, Newer: true}))
+	if got, err := migrate.Down(t.Context(), db.Pool, cfg); err == nil || !strings.Contains(err.Error(), "a newer program applied version 99") {
+		t.Errorf("Down: got %v, %v, want an error that names the version", got, err)
+	}
+}
+
+// The error of a version table that was emptied says what to write into it.
+func TestEmptiedVersionTable(t *testing.T) {
+	t.Parallel()
+	db := pgtest.NewEmpty(t)
+	cfg := &migrate.Config{Schema: db.Schema}
+	wantUp(t, db.Pool, cfg, applied)
+	if _, err := migrate.Down(t.Context(), db.Pool, cfg); err != nil {
+		t.Fatal(err)
+	}
+	execute(t, db.Pool, "DELETE FROM "+db.Schema+"."+migrations.VersionTable)
+	_, err := migrate.Status(t.Context(), db.Pool, cfg)
+	if err == nil {
+		t.Fatal("Status: got no error")
+	}
+	_, mend, _ := strings.Cut(err.Error(), "As the schema is: ")
+	wantRefused(t, db.Pool, cfg, "is empty", mend)
+	if got, err := migrate.Down(t.Context(), db.Pool, cfg); err == nil || !strings.Contains(err.Error(), mend) {
+		t.Errorf("Down: got %v, %v, want the same error", got, err)
+	}
+	execute(t, db.Pool, mend)
+	wantStatus(t, db.Pool, cfg, all(3))
+	wantUp(t, db.Pool, cfg, applied[3:])
+}

@@ -78,6 +78,9 @@ type Migration struct {
 	// Untracked reports that another tool applied it: the table has its columns, and there is no
 	// version table.
 	Untracked bool
+
+	// Newer reports that a newer program applied it: this one has no such file.
+	Newer bool
 }
 
 // losses says what taking a migration back loses, by the migration's name.
@@ -138,7 +141,7 @@ func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (*Migration, err
 	return undone, nil
 }
 
-// Status returns all migrations, oldest first. It writes nothing and waits for no lock. If the role
+// Status returns all migrations, oldest first, and last those of a newer program. It writes nothing and waits for no lock. If the role
 // cannot read a version table, the table's columns decide.
 func Status(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Migration, error) {
 	var all []Migration
@@ -246,9 +249,12 @@ func (t *target) up(ctx context.Context) (applied []Migration, err error) {
 			return found.requireAll(t.set, t.migrations())
 		}
 		if !found.tracked {
-			if err := t.createVersions(ctx); err != nil {
-				return err
-			}
+			err = t.createVersions(ctx)
+		} else {
+			_, err = t.newer(ctx, &found)
+		}
+		if err != nil {
+			return err
 		}
 		results, err := t.goose.Up(ctx)
 		var partial *goose.PartialError
@@ -298,8 +304,16 @@ func (t *target) tryCreateVersions(ctx context.Context) error {
 
 func (t *target) down(ctx context.Context) (undone *Migration, err error) {
 	err = t.locked(ctx, func() error {
-		if found, err := t.look(ctx); err != nil || !found.tracked {
+		found, err := t.look(ctx)
+		if err != nil || !found.tracked {
 			return err
+		}
+		newer, err := t.newer(ctx, &found)
+		if err != nil {
+			return err
+		}
+		if len(newer) > 0 {
+			return fmt.Errorf("a newer program applied version %d, which this one does not know: take it back with that one", newer[0].Version)
 		}
 		if err := t.requireUnneeded(ctx); err != nil {
 			return err
@@ -326,6 +340,10 @@ func (t *target) status(ctx context.Context) ([]Migration, error) {
 	if !found.forGoose() || !found.tracked {
 		return found.mark(t.migrations())
 	}
+	newer, err := t.newer(ctx, &found)
+	if err != nil {
+		return nil, err
+	}
 	var all []Migration
 	states, err := t.goose.Status(ctx)
 	for _, s := range states {
@@ -334,7 +352,7 @@ func (t *target) status(ctx context.Context) ([]Migration, error) {
 	if err != nil || len(all) == 0 || !all[0].Applied {
 		return all, err
 	}
-	return all, t.requireTable(ctx)
+	return append(all, newer...), t.requireTable(ctx)
 }
 
 // migrations returns all migrations, marked as not applied.

@@ -262,7 +262,7 @@ func (o op) seen() (requests []ratelimit.Request) {
 		return nil
 	case change:
 		key := o.requests[0].Key
-		return []ratelimit.Request{o.limits[0].ForN(key, 0), o.requests[0].Limit.ForN(key, 0)}
+		return []ratelimit.Request{edited(o.limits[0], key), edited(o.requests[0].Limit, key)}
 	case allow, reserve, check, checkReserve:
 		call = o.asked(decide.All, func(requests []ratelimit.Request) (decide.Call, error) {
 			return decide.New(o.verb == reserve || o.verb == checkReserve, requests...)
@@ -273,17 +273,22 @@ func (o op) seen() (requests []ratelimit.Request) {
 		call = o.asked(decide.First, func(requests []ratelimit.Request) (decide.Call, error) { return decide.NewFirst(requests...) })
 	case pause:
 		if o.lasts > 0 {
-			return []ratelimit.Request{o.requests[0].Limit.ForN(o.requests[0].Key, 0)}
+			return []ratelimit.Request{edited(o.requests[0].Limit, o.requests[0].Key)}
 		}
 	default:
 		if o.verb != credit || o.requests[0].Validate() == nil {
-			return []ratelimit.Request{o.requests[0].Limit.ForN(o.requests[0].Key, 0)}
+			return []ratelimit.Request{edited(o.requests[0].Limit, o.requests[0].Key)}
 		}
 	}
 	for i := range call.Demands {
 		requests = append(requests, call.Demands[i].Limit.ForN(call.Demands[i].Key, 0))
 	}
 	return requests
+}
+
+// edited is a request for a limit that a store has seen in an edit, which binds its key only.
+func edited(limit ratelimit.Limit, key string) ratelimit.Request {
+	return ratelimit.Request{Limit: limit, Key: key, Overridden: true}
 }
 
 // asked returns the call that a store is asked, made of the requests that it has by their
@@ -344,7 +349,7 @@ func (m *model) play(ctx context.Context, o op) reply {
 // paused reports whether the limit and key that o is about are.
 func (m *model) paused(ctx context.Context, o op) bool {
 	m.clock.set(o.at)
-	now, err := m.store.Check(ctx, o.requests[0].Limit.ForN(o.requests[0].Key, 0))
+	now, err := m.store.Check(ctx, edited(o.requests[0].Limit, o.requests[0].Key))
 	return err == nil && !now.PausedUntil.IsZero()
 }
 

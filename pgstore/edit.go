@@ -219,10 +219,10 @@ func (s *Store) replacement(r *ratelimit.Replacement) (made edit.Replacement, er
 func (s *Store) noted(from, to ratelimit.Limit, key string) (*decide.Demand, *decide.Demand, error) {
 	before, after, err := decide.NewChange(from, to, key)
 	if err == nil {
-		err = s.known.Definitions.NoteCall(&before)
+		err = s.known.Definitions.NoteEdit(&before)
 	}
 	if err == nil {
-		err = s.known.Definitions.NoteCall(&after)
+		err = s.known.Definitions.NoteEdit(&after)
 	}
 	if err != nil {
 		return nil, nil, err

@@ -12,7 +12,8 @@ import (
 // it deleted: those that are full, have been for a minute, and are not paused, by every
 // definition of their name that it is given or that this Store has seen. A row does not name
 // its plan, so pass all plans of a limit, which are copies with other numbers, and while a
-// changed definition is rolled out the old one as well.
+// changed definition is rolled out the old one as well. An edit, such as a Pause, shows the Store the
+// definition of its key only.
 //
 // It does not touch rows of other limits, nor locked rows. It works in batches, each a
 // transaction of its own, and is safe beside any traffic of callers that wait for a row no

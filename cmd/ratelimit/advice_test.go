@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -40,6 +41,14 @@ func (p *patient) doctor(check string) (found []finding) {
 		}
 	}
 	return found
+}
+
+// onCitus has the database look as if Citus distributed the table of limits.
+func (p *patient) onCitus(recovery string) {
+	p.Helper()
+	p.exec(`CREATE TABLE pg_dist_partition (logicalrelid regclass, partmethod "char")`)
+	p.exec("INSERT INTO pg_dist_partition VALUES ('rate_limits', 'h')")
+	p.options = "search_path=" + p.db.Schema + "&citus.recover_2pc_interval=" + recovery
 }
 
 func withParameter(url, parameter string) string {
@@ -114,6 +123,34 @@ var followed = map[string]func(p *patient){
 		}
 		for range 8 {
 			p.must(<-errs)
+		}
+	},
+	"portable": func(p *patient) {
+		p.onCitus("5s")
+		p.advised("Citus", "Config.Portable")
+		store, err := pgstore.New(p.db.Pool, &pgstore.Config{Schema: p.db.Schema, Portable: true})
+		p.must(err)
+		p.must(store.Take(p.Context(), api.For("k")))
+		wantIn(p.T, execute(p.T, "", "ls", "--schema", p.db.Schema, "--database-url", withParameter(p.db.URL, p.options)).ok(p.T), "api")
+	},
+	"recovery": func(p *patient) {
+		p.onCitus("1min")
+		p.advised("Citus", "SET citus.recover_2pc_interval = '5s'")
+		p.options = strings.Replace(p.options, "1min", "5s", 1)
+		p.well("Citus", "recover")
+	},
+	"local tables": func(p *patient) {
+		p.onCitus("5s")
+		p.exec("CREATE TABLE orders ()")
+		const follow = "SELECT citus_add_local_table_to_metadata('"
+		p.exec("CREATE FUNCTION citus_add_local_table_to_metadata(regclass) RETURNS void LANGUAGE sql AS $$ INSERT INTO pg_dist_partition VALUES ($1, 'n') $$")
+		p.exec(after(p.advised("Citus", follow+"orders"), follow))
+		p.well("Citus", "orders")
+		p.exec("INSERT INTO pg_dist_partition VALUES ('rate_limit_definitions', 'n')")
+		if found := p.doctor("Citus"); !slices.ContainsFunc(found, func(f finding) bool {
+			return f.Verdict == failed && strings.HasPrefix(f.Detail, "rate_limit_definitions must not")
+		}) {
+			p.Errorf("doctor says %+v", found)
 		}
 	},
 	"date style": func(p *patient) {
@@ -333,14 +370,16 @@ func TestPermitsAndGatesAreKnown(t *testing.T) {
 	w.must(w.catalog.PublishInFlight(t.Context(), exports))
 	w.edited(w.catalog.Set(t.Context(), "exports", "bob", catalog.Override{AtOnce: 1, Note: "slow"}))
 	var until time.Time
+	w.edited(w.catalog.Set(t.Context(), "exports", "carol", catalog.Override{AtOnce: 1}))
 	for _, key := range []string{"alice", "bob"} {
-		permit, err := w.store.Permits().Acquire(t.Context(), exports.For(key))
+		permit, err := w.store.Permits().Acquire(t.Context(), w.catalog.InFlight(exports, key).For(key))
 		if err != nil || !permit.OK {
 			t.Fatal(permit, err)
 		}
 		until = permit.Until
 	}
-	_, err := w.db.Pool.Exec(t.Context(), `INSERT INTO `+w.db.Schema+`.rate_limits VALUES ('api:start', 'alice', 0, 3, now() - interval '500 days'), ('unknown:start', 'alice', 0, 3, now())`)
+	_, err := w.db.Pool.Exec(t.Context(), `INSERT INTO `+w.db.Schema+`.rate_limits VALUES ('api:start', 'alice', 0, 3, now() - interval '500 days'), ('unknown:start', 'alice', 0, 3, now()),
+		('exports', 'carol', 1, 1.8e15, now() + interval '1 hour')`)
 	w.must(err)
 	for _, f := range objects[finding](t, w.program("doctor", "--json").ok(t)) {
 		if strings.Contains(f.Advice, "forget") || strings.Contains(f.Detail, "exports") || strings.Contains(f.Detail, "api:start") && !strings.Contains(f.Detail, "bounds the starts of jobs by api") {
@@ -354,6 +393,10 @@ func TestPermitsAndGatesAreKnown(t *testing.T) {
 	}
 	wantIn(t, w.program("show", "exports", "nobody").ok(t), "granted: 0 of 2 permits are held")
 	wantIn(t, w.program("show", "exports", "alice", "2").ok(t), "refused: 1 of 2 permits are held")
+	wantIn(t, w.program("show", "exports", "carol").ok(t), "granted: 0 of 1 permits are held, and 1 more from when the limit was larger")
+	if permit, err := w.store.Permits().Acquire(t.Context(), w.catalog.InFlight(exports, "carol").For("carol")); err != nil || !permit.OK {
+		t.Errorf("got %v, %v, want what show says", permit, err)
+	}
 	wantIn(t, w.program("show", "exports", "alice", "3").ok(t), "never: ", "at most 2 can")
 	w.program("show", "exports", "alice", "0.5").wantStatus(t, exitBad, "permits are whole")
 	w.program("show", "exports", "alice", "--reserve").wantStatus(t, exitBad, "are not reserved")

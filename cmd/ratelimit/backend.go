@@ -70,7 +70,7 @@ func (p *postgres) close() error {
 
 func (p *postgres) String() string {
 	if p.portable {
-		return "postgres, portable (" + p.server.Source + ")"
+		return "postgres, portable, its table not distributed (" + p.server.Source + ")"
 	}
 	return "postgres (" + p.server.Source + ")"
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/inspect"
 	"github.com/pgratelimit/ratelimit/internal/visible"
-	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 func catalogCommand(o *options) *cobra.Command {
@@ -42,7 +41,7 @@ func (o *options) onCatalog(cmd *cobra.Command, do func(d *inspect.Inspector) er
 		return err
 	}
 	defer pool.Close()
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: o.schema})
+	store, err := o.store(cmd.Context(), pool)
 	if err != nil {
 		return err
 	}

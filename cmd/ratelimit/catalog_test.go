@@ -130,8 +130,8 @@ func TestCatalogEdits(t *testing.T) {
 	edit("set", "api", "--all-keys", "--note", "a small one", "--yes").ok(t)
 	wantIn(t, edit("set", "api", "--all-keys", "--capacity", "4", "--yes").ok(t), "it is so already: capacity 4, mode enforce, (a small one)")
 
-	for _, key := range []string{"a", "a", "b"} {
-		if permit, err := w.store.Permits().Acquire(t.Context(), ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Minute}.For(key)); err != nil || !permit.OK {
+	for key, n := range map[string]int{"a": 2, "b": 1} {
+		if permit, err := w.store.Permits().Acquire(t.Context(), ratelimit.InFlight{Name: "exports", Limit: n, Lease: time.Minute}.ForN(key, n)); err != nil || !permit.OK {
 			t.Fatal(permit, err)
 		}
 	}

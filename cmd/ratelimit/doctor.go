@@ -47,7 +47,7 @@ status 1 if something fails, so that decisions cannot work; warnings leave it 0.
 			}
 			defer pool.Close()
 			d := &doctor{Inspector: inspect.Inspector{Pool: pool, Schema: o.schema}, file: file}
-			if d.Store, err = pgstore.New(pool, &pgstore.Config{Schema: o.schema, Portable: o.portable}); err != nil {
+			if d.Store, err = o.store(cmd.Context(), pool); err != nil {
 				return err
 			}
 			d.examine(cmd.Context())
@@ -109,6 +109,7 @@ func (d *doctor) examine(ctx context.Context) {
 		{"pooler", d.pooler},
 		{"clock", d.clock},
 		{"tables", d.tables},
+		{"Citus", d.citus},
 		{"rights", d.rights},
 		{"other roles", d.otherRoles},
 		{"indexes", d.indexes},
@@ -270,6 +271,47 @@ func (d *doctor) tables(ctx context.Context) error {
 	return nil
 }
 
+// citus looks at the database of a table that Citus distributes over nodes.
+func (d *doctor) citus(ctx context.Context) error {
+	if !d.there || !d.Store.Portable() {
+		return nil
+	}
+	d.advise("portable", fine, "Citus", "the table is distributed, and rate_limits_now, rate_limits_short, rate_limits_at and the SQL functions do not work on it", "give each program on it Config.Portable")
+	var interval string
+	var slow bool
+	err := d.Pool.QueryRow(ctx, `SELECT current_setting('citus.recover_2pc_interval'), current_setting('citus.recover_2pc_interval')::interval NOT BETWEEN '0 s' AND '5 s'`).Scan(&interval, &slow)
+	if err != nil {
+		return err
+	}
+	if slow {
+		d.advise("recovery", warning, "Citus", "citus.recover_2pc_interval is "+interval+": a node that fails can leave rows locked for as long", "ALTER SYSTEM SET citus.recover_2pc_interval = '5s', and then SELECT pg_reload_conf()")
+	}
+	var local, ours []string
+	if err := d.Pool.QueryRow(ctx, localTables).Scan(&local, &ours); err != nil {
+		return err
+	}
+	if len(local) > 0 {
+		d.advise("local tables", warning, "Citus", "the coordinator alone has "+strings.Join(local, ", ")+": what a transaction writes there may fail after its takes are committed",
+			"for each table that is written with takes, SELECT citus_add_local_table_to_metadata('"+strings.ReplaceAll(local[0], "'", "''")+"')")
+	}
+	if len(ours) > 0 {
+		d.find(failed, "Citus", "%s must not be in the metadata of Citus: their triggers fail there, and no definition can be published", strings.Join(ours, ", "))
+	}
+	return nil
+}
+
+// localTables lists the tables that are not in Citus' metadata, a few of them, without those of this
+// library; and those with triggers that are.
+const localTables = `SELECT coalesce((array_agg(t.name ORDER BY t.name) FILTER (WHERE NOT t.known AND NOT t.ours))[1:5], '{}'),
+	coalesce(array_agg(t.name ORDER BY t.name) FILTER (WHERE t.known AND t.triggers), '{}')
+FROM (
+	SELECT c.oid::regclass::text AS name, c.oid IN (SELECT logicalrelid FROM pg_dist_partition) AS known,
+		c.relname ~ '^rate_limit' AND c.relname <> 'rate_limit_parked' AS ours, c.relname IN ('rate_limit_definitions', 'rate_limit_history') AS triggers
+	FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+	WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND n.nspname !~ '^(pg_|information_schema$|citus|columnar)'
+		AND NOT EXISTS (SELECT FROM pg_depend AS e WHERE e.objid = c.oid AND e.deptype = 'e')
+) AS t`
+
 func migrationsOf(set migrations.Set) string {
 	if set == "" {
 		return "migrations"
@@ -293,6 +335,8 @@ func (d *doctor) migrations(ctx context.Context, set migrations.Set) error {
 	switch {
 	case len(all) > 0 && all[0].Untracked:
 		d.find(fine, check, "another tool made the table")
+	case len(all) > 0 && all[len(all)-1].Newer:
+		d.find(warning, check, "there is %s, which this one does not know: use that program's command", all[len(all)-1].Name)
 	case applied == len(all):
 		d.find(fine, check, "all %d are applied", applied)
 	case applied == 0 && set != "":
@@ -641,7 +685,7 @@ func (d *doctor) shardsBeyond(ctx context.Context, of *ratelimit.Definition) (sh
 // publishes nothing: only those that nobody has written for long are of a limit that is gone.
 func (d *doctor) undefined(ctx context.Context, name string) error {
 	var used bool
-	err := d.Pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM "+d.Table()+" AS r WHERE r.name = $1::text AND r.ts > clock_timestamp() - $2::float8 * interval '1 second')",
+	err := d.Pool.QueryRow(ctx, "SELECT EXISTS (SELECT r.key FROM "+d.Table()+" AS r WHERE r.name = $1::text AND r.ts > clock_timestamp() - $2::float8 * interval '1 second')",
 		name, quiet.Seconds()).Scan(&used)
 	switch shown := visible.Text(name); {
 	case err != nil:

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -109,59 +110,64 @@ func readKeys(from io.Reader, add func(argument string) error) error {
 	return nil
 }
 
-// each changes keys, some at a time, and prints what became of each.
-func (e *edit) each(ctx context.Context, done string, change func(requests []ratelimit.Request) error) error {
+// each changes keys, some at a time, and prints what became of each. change returns an error for each
+// request. The keys after those of which one failed stay as they are.
+func (e *edit) each(ctx context.Context, done string, change func(requests []ratelimit.Request) []error) error {
 	changed := 0
 	for some := range slices.Chunk(e.keys, ratelimit.MaxRequests) {
 		requests, states := make([]ratelimit.Request, len(some)), make([]ratelimit.Result, len(some))
 		for i, key := range some {
 			requests[i] = e.of(key)
 		}
-		err := change(requests)
-		if err != nil && len(e.keys) > 1 {
-			err = fmt.Errorf("after at least %s: %w", plural(changed, "key"), err)
-		}
-		if err != nil {
+		errs := change(requests)
+		unread := cmp.Or(together(len(some), func(i int) (err error) {
+			if errs[i] == nil {
+				states[i], err = e.now(ctx, some[i])
+			}
 			return err
-		}
-		err = together(len(some), func(i int) (err error) {
-			states[i], err = e.now(ctx, some[i])
-			return err
-		})
-		if err != nil {
-			return fmt.Errorf("%s is done; reading it again failed: %w", done, err)
-		}
+		})...)
 		for i, key := range some {
+			if errs[i] != nil {
+				continue
+			}
+			changed++
+			if unread != nil {
+				continue
+			}
 			if err := e.done(done, key, &states[i]); err != nil {
 				return err
 			}
 		}
-		changed += len(some)
+		failed := cmp.Or(errs...)
+		if failed != nil && len(e.keys) > 1 {
+			failed = fmt.Errorf("%d of %d keys are %s: %w", changed, len(e.keys), done, failed)
+		}
+		if unread != nil {
+			unread = fmt.Errorf("%s is done; reading it again failed: %w", done, unread)
+		}
+		if err := cmp.Or(failed, unread); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
 // eachAlone is each by a verb that changes one key, of several keys at once.
 func (e *edit) eachAlone(ctx context.Context, done string, change func(r ratelimit.Request) error) error {
-	return e.each(ctx, done, func(requests []ratelimit.Request) error {
+	return e.each(ctx, done, func(requests []ratelimit.Request) []error {
 		return together(len(requests), func(i int) error { return change(requests[i]) })
 	})
 }
 
-// together runs do n times at once, and returns the first error.
-func together(n int, do func(i int) error) error {
+// together runs do n times at once, and returns the errors.
+func together(n int, do func(i int) error) []error {
 	errs := make([]error, n)
 	var all sync.WaitGroup
 	for i := range n {
 		all.Go(func() { errs[i] = do(i) })
 	}
 	all.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return errs
 }
 
 // note warns of keys that look otherwise than those by which the limit is called: nobody is kept from
@@ -304,9 +310,9 @@ divided by keys is ''.` + fromInput,
 				if ok, err := e.confirmedFor(ctx, fmt.Sprintf("pause for %s", lasts)); !ok {
 					return err
 				}
-				return e.each(ctx, "paused", func(r []ratelimit.Request) error {
+				return e.each(ctx, "paused", func(r []ratelimit.Request) []error {
 					_, err := e.desk.Store.PauseEach(ctx, r, lasts)
-					return err
+					return slices.Repeat([]error{err}, len(r)) // all or none
 				})
 			})
 		},

@@ -205,7 +205,7 @@ func (m *migrating) down() error {
 		return nil
 	}
 	newest := all[len(all)-1]
-	if loses := newest.Loses(); loses != "" || m.dryRun {
+	if loses := newest.Loses(); !newest.Newer && (loses != "" || m.dryRun) {
 		what := "take back " + newest.Name + when(loses != "", ": "+loses)
 		if ok, err := m.confirmed(m.cmd, what); !ok {
 			return err
@@ -284,7 +284,8 @@ func (p *printer) migrations(all []migrate.Migration) error {
 			Name      string `json:"name"`
 			Applied   bool   `json:"applied"`
 			Untracked bool   `json:"untracked,omitempty"` // another tool made it
-		}{int64(m.Version), m.Name, m.Applied, m.Untracked})
+			Newer     bool   `json:"newer,omitempty"`     // a newer program made it
+		}{int64(m.Version), m.Name, m.Applied, m.Untracked, m.Newer})
 		if err != nil {
 			return err
 		}

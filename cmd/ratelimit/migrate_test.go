@@ -74,6 +74,22 @@ func TestMigrate(t *testing.T) {
 	}
 }
 
+// A migration of a newer program is named, and not taken back.
+func TestMigrationOfANewerProgram(t *testing.T) {
+	t.Parallel()
+	db := pgtest.NewEmpty(t)
+	run := func(args ...string) outcome {
+		return execute(t, "", append(args, "--database-url", db.URL, "--schema", db.Schema)...)
+	}
+	run("migrate", "up").ok(t)
+	if _, err := db.Pool.Exec(t.Context(), "INSERT INTO "+db.Schema+"."+migrations.VersionTable+" (version_id, is_applied) VALUES (99, true)"); err != nil {
+		t.Fatal(err)
+	}
+	wantIn(t, run("migrate", "status").ok(t), "version 99 of a newer program")
+	wantIn(t, run("doctor").ok(t), "there is version 99 of a newer program")
+	run("migrate", "down", "--yes").wantStatus(t, exitFailed, "a newer program applied version 99")
+}
+
 func TestMigrateFindsTheDatabaseInTheEnvironment(t *testing.T) {
 	db := pgtest.NewEmpty(t)
 	t.Setenv("DATABASE_URL", db.URL)

@@ -437,6 +437,24 @@ func TestKeysFromStandardInput(t *testing.T) {
 	}
 }
 
+// Of several keys, those that were changed before one failed are named, so that no one is credited twice.
+func TestKeyThatFailsAmongOthers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, key := range []string{"a", "bad", "c"} {
+		w.take(api, key, 10)
+	}
+	_, err := w.db.Pool.Exec(t.Context(), strings.ReplaceAll(`CREATE FUNCTION {}.refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'not this one'; END$$;
+		CREATE TRIGGER refuse BEFORE UPDATE ON {}.rate_limits FOR EACH ROW WHEN (NEW.key = 'bad') EXECUTE FUNCTION {}.refuse()`, "{}", w.db.Schema), pgx.QueryExecModeSimpleProtocol)
+	w.must(err)
+	got := w.program("credit", "api", "a", "bad", "c", "5", "--yes")
+	got.wantStatus(t, exitFailed, "2 of 3 keys are credited", "not this one")
+	wantIn(t, got.stdout, "credited a: ", "credited c: ")
+	if strings.Contains(got.stdout, "bad") {
+		t.Errorf("got %q, want nothing of the key that failed", got.stdout)
+	}
+}
+
 func TestPrune(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

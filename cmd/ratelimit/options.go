@@ -27,7 +27,6 @@ type options struct {
 	databaseURL string
 	schema      string
 	definitions string
-	portable    bool
 
 	json, csv, wide bool
 	yes, dryRun     bool
@@ -49,7 +48,6 @@ func (o *options) onDatabase(c *cobra.Command) *cobra.Command {
 func (o *options) onLimits(c *cobra.Command) *cobra.Command {
 	o.onDatabase(c)
 	c.Flags().StringVar(&o.definitions, "definitions", "", "a file of definitions, as catalog export prints; the catalog in the database if left out")
-	c.Flags().BoolVar(&o.portable, "portable", false, "the form of the statements that runs on Citus too")
 	return c
 }
 
@@ -120,7 +118,7 @@ func (o *options) desk(ctx context.Context) (*inspect.Inspector, error) {
 		return nil, err
 	}
 	d := &inspect.Inspector{Pool: pool, Schema: o.schema, Catalog: fromFile}
-	if d.Store, err = pgstore.New(pool, &pgstore.Config{Schema: o.schema, Portable: o.portable}); err == nil {
+	if d.Store, err = o.store(ctx, pool); err == nil {
 		err = d.Store.Ready(ctx)
 	}
 	if err == nil && fromFile == nil {
@@ -131,6 +129,15 @@ func (o *options) desk(ctx context.Context) (*inspect.Inspector, error) {
 		return nil, err
 	}
 	return d, nil
+}
+
+// store returns a Store on the database, with the statements that the table needs.
+func (o *options) store(ctx context.Context, pool *pgxpool.Pool) (*pgstore.Store, error) {
+	portable, err := (&inspect.Inspector{Pool: pool, Schema: o.schema}).Distributed(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return pgstore.New(pool, &pgstore.Config{Schema: o.schema, Portable: portable})
 }
 
 // openCatalog reads the catalog in the database. Where there is none, it is empty.

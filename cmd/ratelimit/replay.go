@@ -99,7 +99,7 @@ func replayCommand(o *options) *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&f.store, "store", "memory", `scenario: where the limits are kept: "memory", or "postgres" for PostgreSQL, in a schema that is dropped at the end: in the database that DATABASE_URL names, or else on a server that is started for it`)
-	c.Flags().BoolVar(&f.portable, "portable", false, "scenario: on postgres, the form of the statements that runs everywhere")
+	c.Flags().BoolVar(&f.portable, "portable", false, "scenario: on postgres, the statements for Citus, on a table that is not distributed")
 	c.Flags().BoolVar(&f.verify, "verify", false, `scenario: compare each answer with the call's "want", stop at the first that differs with exit status 1, and say on standard error how many agreed; the answers are printed all the same`)
 	log.addTo(c)
 	return o.listing(c)

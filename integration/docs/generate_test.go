@@ -29,7 +29,7 @@ const (
 var imports = func() map[string]string {
 	byName := map[string]string{}
 	for _, path := range []string{
-		"bytes", "cmp", "context", "crypto/rand", "database/sql", "encoding/json", "errors", "fmt", "io", "log", "log/slog", "math",
+		"bytes", "cmp", "context", "crypto/rand", "database/sql", "encoding/json", "errors", "fmt", "hash/fnv", "io", "log", "log/slog", "math",
 		"net/http", "net/http/httptest", "net/netip", "os", "os/signal", "path/filepath", "slices", "strconv", "strings", "sync", "syscall", "testing", "testing/synctest", "time",
 		"github.com/jackc/pgx/v5", "github.com/jackc/pgx/v5/pgconn", "github.com/jackc/pgx/v5/pgxpool", "github.com/jackc/pgx/v5/stdlib",
 		"github.com/pressly/goose/v3", "github.com/riverqueue/river", "github.com/riverqueue/river/riverdriver/riverpgxv5",

@@ -133,6 +133,16 @@ func (s *Definitions) NoteCall(c *Call) error {
 	return nil
 }
 
+// NoteEdit is Note of the definitions of an edit, which bind its keys only.
+func (s *Definitions) NoteEdit(c *Call) error {
+	for i := range c.Demands {
+		if err := s.note(&c.Demands[i].Definition, c.Demands[i].Key, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Constant reports whether a limit can be compared and never changes: it is a value of one of the
 // kinds. A type of the caller's own in which one is embedded may hold it behind a pointer, or not be
 // comparable.
@@ -185,9 +195,7 @@ func (s *Definitions) family(name string) *family {
 func (f *family) knows(d *bucket.Definition, key string, own bool) bool {
 	of := f.own[key]
 	switch {
-	case of == nil && own && len(f.own) < mostOwn:
-		return false
-	case of == nil:
+	case of == nil: // what binds every key binds this one
 		return f.has(d)
 	case own:
 		return of.has(d)

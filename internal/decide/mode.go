@@ -206,7 +206,7 @@ func refusedUntil(until, at time.Time) time.Time {
 	return at.Add(ratelimit.RefusedFor)
 }
 
-// PermitRefused returns a permit that ModeRefuse refuses at an instant.
+// PermitRefused returns the refusal of a permit by ModeRefuse at an instant.
 func PermitRefused(limit ratelimit.InFlight, key string, at time.Time) ratelimit.Permit {
 	return ratelimit.Permit{InFlight: limit, Key: key, At: at, NotBefore: refusedUntil(limit.RefusedUntil, at)}
 }

@@ -22,14 +22,16 @@ func (g *Limiter[R, O]) Ask(ctx context.Context, r R) (*Admission[R, O], ratelim
 	admission := &Admission[R, O]{limiter: g, r: r}
 	requests, err := g.requests(r)
 	var wants ratelimit.PermitRequest
+	var permit *ratelimit.Permit
 	if err == nil {
-		wants, err = g.wants(r)
+		if wants, err = g.wants(r); err != nil {
+			permit = &ratelimit.Permit{InFlight: wants.Limit}
+		}
 	}
 	if err == nil && len(requests) == 0 && wants.Limit.Name == "" { // no policy applies
 		return admission, ratelimit.Event{Door: g.Package, Outcome: ratelimit.OutcomeGranted, Passed: true, Shadow: g.Shadow}
 	}
 	var result ratelimit.Result
-	var permit *ratelimit.Permit
 	if err == nil {
 		admission.charge.permits, permit, result, err = g.take(ctx, wants, requests)
 	}

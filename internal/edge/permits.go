@@ -2,11 +2,13 @@ package edge
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
 // CheckInFlight notes the faults of limits of how many at once. others are the limits of other
@@ -28,41 +30,49 @@ func CheckInFlight(f *Faults, permits PermitStore, limits []ratelimit.InFlight, 
 	f.Must(permits != nil || len(limits) == 0, "Permits", nil, "must be set for policies in flight: it is the store's Permits()")
 }
 
-// wants returns the permits that r needs; N is 0 if it needs none.
+// wants returns the permits that r needs; N is 0 if it needs none. With an error, Limit is that of the
+// policy that failed.
 func (g *Limiter[R, O]) wants(r R) (wants ratelimit.PermitRequest, err error) {
-	for _, p := range g.InFlight {
-		limit := p.Limit
-		if p.Tier != nil {
-			if limit, err = p.Tier(r); err != nil {
-				return wants, err
-			}
-			if limit == (ratelimit.InFlight{}) {
-				continue
-			}
-			if limit.Name != p.Limit.Name {
-				return wants, &ratelimit.FieldError{Limit: p.Limit.Name, Field: "Tier", Value: limit.Name, Reason: "must be a copy of the policy's limit, of the same name"}
-			}
-		}
-		key, err := p.Key(r)
-		if err != nil {
-			return wants, err
-		}
-		n := 1
-		if p.Weight != nil {
-			if n, err = p.Weight(r); err != nil {
-				return wants, err
-			}
-		}
-		if g.Catalog != nil {
-			limit = g.Catalog.InFlight(limit, key)
-		}
-		if want := limit.ForN(key, n); wants.Limit.Name == "" {
+	for i := range g.InFlight {
+		want, err := g.InFlight[i].request(r, g.Catalog)
+		switch {
+		case err != nil:
+			return ratelimit.PermitRequest{Limit: g.InFlight[i].Limit}, err
+		case want.Limit.Name == "":
+		case wants.Limit.Name == "":
 			wants = want
-		} else {
+		default:
 			wants = wants.And(want)
 		}
 	}
 	return wants, nil
+}
+
+// request returns the permits of a policy that r needs; N is 0 if the policy does not apply.
+func (p *InFlight[R]) request(r R, catalog ratelimit.Catalog) (want ratelimit.PermitRequest, err error) {
+	limit := p.Limit
+	if p.Tier != nil {
+		if limit, err = p.Tier(r); err != nil || limit == (ratelimit.InFlight{}) {
+			return want, err
+		}
+		if limit.Name != p.Limit.Name {
+			return want, &ratelimit.FieldError{Limit: p.Limit.Name, Field: "Tier", Value: limit.Name, Reason: "must be a copy of the policy's limit, of the same name"}
+		}
+	}
+	key, err := p.Key(r)
+	if err != nil {
+		return want, err
+	}
+	n := 1
+	if p.Weight != nil {
+		if n, err = p.Weight(r); err != nil {
+			return want, err
+		}
+	}
+	if catalog != nil {
+		limit = catalog.InFlight(limit, key)
+	}
+	return limit.ForN(key, n), nil
 }
 
 // take takes the permits, and tokens for requests: all or nothing. asked is the permit that the
@@ -87,7 +97,11 @@ func (g *Limiter[R, O]) take(ctx context.Context, wants ratelimit.PermitRequest,
 	case err == nil:
 		return nil, &permit, result, permit.Err()
 	}
-	return nil, &ratelimit.Permit{InFlight: wants.Limit, Key: wants.Key, N: wants.N}, result, err
+	if never := (*ratelimit.ExceedsCapacityError)(nil); errors.As(err, &never) { // of a rate
+		return nil, nil, result, err
+	}
+	about := watch.Asked(&wants, err)
+	return nil, &about, result, err
 }
 
 // giveBack releases the permits of a request that is not handled. If that fails, a permit is free

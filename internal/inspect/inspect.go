@@ -127,13 +127,13 @@ func (d *Inspector) Limits(ctx context.Context) ([]Summary, error) {
 
 // count returns the number of rows of each name, up to [MostCounted] and one more.
 func (d *Inspector) count(ctx context.Context, names []string) ([]int, error) {
-	rows, err := d.Pool.Query(ctx, `SELECT (SELECT count(*)::int4 FROM (SELECT FROM `+d.Table()+` AS r WHERE r.name = n.name LIMIT $2::int4) AS counted)
-FROM unnest($1::text[]) WITH ORDINALITY AS n (name, place) ORDER BY n.place`, names, MostCounted+1)
-	if err != nil {
-		return nil, fmt.Errorf("count rows: %w", err)
+	counts := make([]int, len(names))
+	var batch pgx.Batch
+	for i, name := range names {
+		batch.Queue("SELECT count(*)::int4 FROM (SELECT r.key FROM "+d.Table()+" AS r WHERE r.name = $1::text LIMIT $2::int4) AS counted", name, MostCounted+1).
+			QueryRow(func(row pgx.Row) error { return row.Scan(&counts[i]) })
 	}
-	counts, err := pgx.CollectRows(rows, pgx.RowTo[int])
-	if err != nil {
+	if err := d.Pool.SendBatch(ctx, &batch).Close(); err != nil {
 		return nil, fmt.Errorf("count rows: %w", err)
 	}
 	return counts, nil
@@ -145,6 +145,20 @@ func (d *Inspector) CountRows(ctx context.Context, name string) (n int, err erro
 		return 0, fmt.Errorf("count rows: %w", err)
 	}
 	return n, nil
+}
+
+// Distributed reports whether Citus distributes the table of limits over nodes. A Store on it needs
+// Config.Portable.
+func (d *Inspector) Distributed(ctx context.Context) (distributed bool, err error) {
+	const partitions = "pg_dist_partition"
+	err = d.Pool.QueryRow(ctx, "SELECT to_regclass($1::text) IS NOT NULL", partitions).Scan(&distributed)
+	if err == nil && distributed {
+		err = d.Pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM "+partitions+" WHERE logicalrelid = to_regclass($1::text) AND partmethod = 'h')", d.Table()).Scan(&distributed)
+	}
+	if err != nil {
+		return false, fmt.Errorf("look whether the table is distributed: %w", err)
+	}
+	return distributed, nil
 }
 
 // View returns the qualified name of a view or function of the catalog.
@@ -249,8 +263,12 @@ func (d *Inspector) PermitKeys(ctx context.Context, name string, page ratelimit.
 }
 
 // permitKeys reads one key in each step along the index, however many permits it has, as far as the
-// prefix goes.
+// prefix goes. On a distributed table it reads all rows behind the prefix.
 func (d *Inspector) permitKeys() string {
+	if d.Store.Portable() {
+		return `SELECT DISTINCT r.key FROM ` + d.Table() + ` AS r
+WHERE r.name = $1::text AND r.key >= $2::text AND starts_with(r.key, $2::text) AND ($3::text = '' OR r.key > $3::text) ORDER BY r.key LIMIT $4::int8`
+	}
 	return `WITH RECURSIVE next AS (
 	(SELECT r.key FROM ` + d.Table() + ` AS r WHERE r.name = $1::text AND r.key >= $2::text AND ($3::text = '' OR r.key > $3::text) ORDER BY r.key LIMIT 1)
 	UNION ALL

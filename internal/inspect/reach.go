@@ -59,8 +59,9 @@ func (d *Inspector) Reach(ctx context.Context, e *catalog.Edit) (Reach, error) {
 			reach.Refused++
 		case after.Mode == ratelimit.ModeShadow:
 		case e.LeftOf(&ratelimit.Status{Request: before}) != nil:
-			kept = append(kept, before.Limit.ForN(before.Key, 0))
+			kept = append(kept, ratelimit.Request{Limit: before.Limit, Key: before.Key, Overridden: before.Overridden})
 		default:
+			after.Overridden = true // of an edit that may never be made, so it binds no other key
 			asked = append(asked, after)
 		}
 	}
@@ -88,13 +89,14 @@ func (d *Inspector) refused(ctx context.Context, reach *Reach, asked []ratelimit
 }
 
 func (d *Inspector) reachOfPermits(ctx context.Context, e *catalog.Edit, limit ratelimit.InFlight) (reach Reach, err error) {
-	rows, err := d.Pool.Query(ctx, `SELECT r.key, count(*) FILTER (WHERE r.ts > clock_timestamp() AND r.shard < 10000)::int4 FROM `+d.Table()+` AS r
+	rows, err := d.Pool.Query(ctx, `SELECT r.key, coalesce(array_agg(r.shard) FILTER (WHERE r.ts > clock_timestamp() AND r.shard < 10000), '{}') FROM `+d.Table()+` AS r
 WHERE r.name = $1::text GROUP BY r.key ORDER BY r.key LIMIT $2::int4`, e.Name, MostCounted+1)
 	if err != nil {
 		return reach, fmt.Errorf("count permits: %w", err)
 	}
 	var key string
-	var held, seen int
+	var held []int
+	seen := 0
 	_, err = pgx.ForEachRow(rows, []any{&key, &held}, func() error {
 		if seen++; seen > MostCounted {
 			reach.More = true
@@ -105,7 +107,8 @@ WHERE r.name = $1::text GROUP BY r.key ORDER BY r.key LIMIT $2::int4`, e.Name, M
 			return nil
 		}
 		reach.Keys++
-		if after.Mode == ratelimit.ModeRefuse || after.Mode != ratelimit.ModeShadow && held >= after.Limit {
+		within := len(slices.DeleteFunc(held, func(number int) bool { return number >= after.Limit }))
+		if after.Mode == ratelimit.ModeRefuse || after.Mode != ratelimit.ModeShadow && within >= after.Limit {
 			reach.Refused++
 		}
 		return nil

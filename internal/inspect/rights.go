@@ -21,8 +21,12 @@ type Rights struct {
 	Calls  []string // functions with a definition as arguments, or that write the history
 	Reads  []string // tables and views with keys
 
+	// Creates reports whether the role can create objects in the schema. A function with the name of one of
+	// the library's, and arguments that fit a call better, is what callers then find, and it runs as they.
+	Creates bool
+
 	// Beyond reports whether the role can do more than a program needs: empty a table, refer to it,
-	// put a trigger on it, set a sequence, change what is migrated, or choose a rate. Everything
+	// put a trigger on it, set a sequence, change what is migrated, choose a rate, or create objects. Everything
 	// that [Everybody] can do is beyond.
 	Beyond bool
 }
@@ -31,7 +35,7 @@ type Rights struct {
 // of the table. A right of PUBLIC is listed for PUBLIC alone.
 //
 // $1 the table
-const rightsQuery = `WITH home AS (SELECT relnamespace AS oid FROM pg_class WHERE oid = $1::regclass),
+const rightsQuery = `WITH home AS (SELECT relnamespace AS oid, relowner FROM pg_class WHERE oid = $1::regclass),
 roles AS (
 	SELECT oid, rolname FROM pg_roles WHERE NOT rolsuper AND rolname !~ '^pg_'
 	UNION ALL SELECT 0::oid, 'public'
@@ -54,6 +58,11 @@ rights AS (
 		AND (f.proargnames && ARRAY['rate', 'requests', 'at_once', 'lease'] OR f.prorettype = 'trigger'::regtype)
 	CROSS JOIN roles AS r
 	WHERE NOT (r.oid <> 0 AND pg_has_role(r.oid, f.proowner, 'USAGE')) AND has_function_privilege(r.rolname, f.oid, 'EXECUTE')
+	UNION
+	SELECT r.oid, r.rolname, n.nspname, 'n', 'CREATE'
+	FROM home AS h JOIN pg_namespace AS n ON n.oid = h.oid
+	CROSS JOIN roles AS r
+	WHERE NOT (r.oid <> 0 AND (pg_has_role(r.oid, h.relowner, 'USAGE') OR pg_has_role(r.oid, n.nspowner, 'USAGE'))) AND has_schema_privilege(r.rolname, n.oid, 'CREATE')
 )
 SELECT a.rolname::text, a.object::text, a.kind, array_agg(a.privilege ORDER BY a.privilege)
 FROM rights AS a
@@ -63,7 +72,7 @@ GROUP BY a.oid, a.rolname, a.object, a.kind
 ORDER BY a.oid <> 0, a.rolname, a.object`
 
 // Rights returns the rights of every role that can write a table or sequence of the library,
-// call a function with a definition as arguments, or read keys; those of [Everybody] first.
+// call a function with a definition as arguments, create objects beside it, or read keys; those of [Everybody] first.
 func (d *Inspector) Rights(ctx context.Context) (all []Rights, err error) {
 	rows, err := d.Pool.Query(ctx, rightsQuery, d.Table())
 	if err != nil {
@@ -84,13 +93,17 @@ func (d *Inspector) Rights(ctx context.Context) (all []Rights, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("read who has which rights: %w", err)
 	}
-	return slices.DeleteFunc(all, func(r Rights) bool { return len(r.Writes)+len(r.Calls)+len(r.Reads) == 0 }), nil
+	return slices.DeleteFunc(all, func(r Rights) bool { return !r.Creates && len(r.Writes)+len(r.Calls)+len(r.Reads) == 0 }), nil
 }
 
 // add adds rights to a relation or function.
 func (r *Rights) add(object, kind string, privileges []string) {
 	versions := strings.HasSuffix(object, "_version")
-	if kind == "f" {
+	switch kind {
+	case "n":
+		r.Creates, r.Beyond = true, true
+		return
+	case "f":
 		r.Calls = append(r.Calls, object)
 		r.Beyond = true
 		return
@@ -118,6 +131,9 @@ func (r Rights) String() string {
 		if len(part.objects) > 0 {
 			parts = append(parts, part.verb+" "+strings.Join(part.objects, ", "))
 		}
+	}
+	if r.Creates {
+		parts = append(parts, "create objects in the schema, which calls without its name may find")
 	}
 	return r.Role + " can " + cmp.Or(strings.Join(parts, "; "), "do nothing")
 }

@@ -191,6 +191,25 @@ func TestRightsOfAProgram(t *testing.T) {
 	}
 }
 
+// A role that can create functions beside ours can have calls without a schema meet its own, and is listed.
+func TestRightToCreateBesideOurs(t *testing.T) {
+	t.Parallel()
+	db, role := hosted(t)
+	run(t, db, strings.NewReplacer("'public'", "'"+db.Schema+"'", "web", role).Replace(revoking(t)))
+	run(t, db, "GRANT CREATE ON SCHEMA "+db.Schema+" TO "+role)
+	const lure = "CREATE FUNCTION rate_limit_allow(text, text, int4) RETURNS int4 LANGUAGE sql AS 'SELECT 1'"
+	if err := attempt(t, db, role, lure); err != nil {
+		t.Fatal(err)
+	}
+	if got := rightsOf(t, db, role); !got.Creates || !got.Beyond || !strings.Contains(got.String(), "create objects in the schema") {
+		t.Errorf("got %+v, want the right to create", got)
+	}
+	run(t, db, "REVOKE CREATE ON SCHEMA "+db.Schema+" FROM "+role)
+	if got := rightsOf(t, db, role); got.Role != "" || !denied(attempt(t, db, role, lure)) {
+		t.Errorf("after the REVOKE: %s", got)
+	}
+}
+
 // A view shows nobody what the tables would not: where the server can, it reads as its caller.
 func TestViewsReadAsTheirCaller(t *testing.T) {
 	t.Parallel()

@@ -68,26 +68,46 @@ func (d *Inspector) PermitStory(ctx context.Context, name, key string, n int) (*
 	return s, err
 }
 
-// OK reports whether a permit would be given now.
+// OK reports whether the permits would be given now.
 func (s *PermitStory) OK() bool {
-	return s.Holds.Mode == ratelimit.ModeShadow || s.Holds.Mode != ratelimit.ModeRefuse && len(s.Held)+s.N <= s.Holds.Limit
+	return s.Holds.Mode == ratelimit.ModeShadow || s.Holds.Mode != ratelimit.ModeRefuse && len(Within(s.Held, s.Holds.Limit))+s.N <= s.Holds.Limit
+}
+
+// Within returns those of held permits that count against a limit. The others have larger numbers, from
+// when the limit was larger.
+func Within(held []ratelimit.Permit, limit int) (within []ratelimit.Permit) {
+	for _, p := range held {
+		if p.Number < limit {
+			within = append(within, p)
+		}
+	}
+	return within
 }
 
 // Why says in a sentence what a caller would get now, and why.
 func (s *PermitStory) Why() string {
-	held := fmt.Sprintf("%d of %d permits are held", len(s.Held), s.Holds.Limit)
+	within := Within(s.Held, s.Holds.Limit)
+	held := fmt.Sprintf("%d of %d permits are held", len(within), s.Holds.Limit)
+	if beyond := len(s.Held) - len(within); beyond > 0 {
+		held += fmt.Sprintf(", and %d more from when the limit was larger", beyond)
+	}
+	missing := len(within) + s.N - s.Holds.Limit
 	switch {
 	case s.Holds.Mode == ratelimit.ModeRefuse:
 		return "refused: " + refusing(s.Holds.RefusedUntil)
 	case s.N > s.Holds.Limit:
 		return "never: " + s.Holds.ForN(s.Key, s.N).Validate().Error()
-	case len(s.Held)+s.N <= s.Holds.Limit:
+	case missing <= 0:
 		return "granted: " + held
 	case s.Holds.Mode == ratelimit.ModeShadow:
 		return "granted, since its mode is shadow: " + held
 	}
-	first := slices.MinFunc(s.Held, func(a, b ratelimit.Permit) int { return a.Until.Compare(b.Until) })
-	return fmt.Sprintf("refused: %s; the first lease ends at %s, unless it is renewed", held, Instant(first.Until))
+	slices.SortFunc(within, func(a, b ratelimit.Permit) int { return a.Until.Compare(b.Until) })
+	ends := "the first lease ends at %s, unless it is renewed"
+	if missing > 1 {
+		ends = fmt.Sprint("the first ", missing, " leases end by %s, unless they are renewed")
+	}
+	return fmt.Sprintf("refused: %s; "+ends, held, Instant(within[missing-1].Until))
 }
 
 // overrides returns the override of a key and the one for all keys, nil for none.
@@ -156,7 +176,7 @@ func (d *Inspector) ask(ctx context.Context, s *Story, asked ratelimit.Request) 
 	if s.Reserve {
 		check = d.Store.CheckReserve
 	}
-	result, err := check(ctx, asked.Limit.ForN(asked.Key, 0))
+	result, err := check(ctx, ratelimit.Request{Limit: asked.Limit, Key: asked.Key, Overridden: asked.Overridden})
 	if err != nil {
 		return err
 	}
@@ -172,16 +192,20 @@ func (d *Inspector) ask(ctx context.Context, s *Story, asked ratelimit.Request) 
 
 // Rows reads a key's rows and the open transaction that changed or locked each. The row's xmax is
 // that transaction or a subtransaction, whose number its process has locked. A server hides other
-// roles' statements from roles without pg_read_all_stats.
+// roles' statements from roles without pg_read_all_stats. Of a distributed table the transactions are
+// another node's, and not told.
 func (d *Inspector) Rows(ctx context.Context, name, key string) ([]Row, error) {
-	rows, err := d.Pool.Query(ctx, `SELECT r.shard, r.value, r.ts, r.paused,
+	rows, err := d.Pool.Query(ctx, `WITH r AS MATERIALIZED (
+	SELECT shard, value, ts, paused, ahead, xmax AS changer FROM `+d.Table()+` WHERE name = $1::text AND key = $2::text
+)
+SELECT r.shard, r.value, r.ts, r.paused,
 	CASE WHEN r.ahead[2] > extract(epoch FROM clock_timestamp()) - 946684800 THEN r.ahead[1] ELSE 0 END,
 	a.pid, coalesce(a.application_name, ''), coalesce(a.usename::text, ''), coalesce(a.state, ''), a.xact_start,
 	extract(epoch FROM clock_timestamp() - a.xact_start)::float8
-FROM `+d.Table()+` AS r LEFT JOIN pg_locks AS l
-	ON l.transactionid = r.xmax AND l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
+FROM r LEFT JOIN pg_locks AS l
+	ON NOT $3::bool AND l.transactionid = r.changer AND l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
 LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
-WHERE r.name = $1::text AND r.key = $2::text ORDER BY r.shard`, name, key)
+ORDER BY r.shard`, name, key, d.Store.Portable())
 	if err != nil {
 		return nil, fmt.Errorf("read rows: %w", err)
 	}

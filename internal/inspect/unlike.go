@@ -36,35 +36,41 @@ func (u *Unlike) String() string {
 // MostUnlike is the largest number of keys whose neighbours [Inspector.Unlike] reads.
 const MostUnlike = 1000
 
-// around reads rows of a limit that no pause has written: the first and last ones, and those beside
-// each key, where keys of its shape stand.
-const around = `SELECT '', r.key FROM (SELECT r.key FROM rate_limits AS r WHERE r.name = $1::text AND r.paused IS NULL ORDER BY r.key LIMIT 100) AS r
+// Rows of a limit that no pause has written: the first and last ones, and those beside a key, where
+// keys of its shape stand.
+const (
+	atEnds = `(SELECT r.key FROM rate_limits AS r WHERE r.name = $1::text AND r.paused IS NULL ORDER BY r.key LIMIT 100)
 UNION ALL
-SELECT '', r.key FROM (SELECT r.key FROM rate_limits AS r WHERE r.name = $1::text AND r.paused IS NULL ORDER BY r.key DESC LIMIT 100) AS r
+(SELECT r.key FROM rate_limits AS r WHERE r.name = $1::text AND r.paused IS NULL ORDER BY r.key DESC LIMIT 100)`
+
+	around = `(SELECT r.key FROM rate_limits AS r WHERE r.name = $1::text AND r.key >= $2::text AND r.paused IS NULL ORDER BY r.key LIMIT 20)
 UNION ALL
-SELECT k.key, r.key FROM unnest($2::text[]) AS k (key) CROSS JOIN LATERAL (
-	(SELECT r.key FROM rate_limits AS r WHERE r.name = $1::text AND r.key >= k.key COLLATE "C" AND r.paused IS NULL ORDER BY r.key LIMIT 20)
-	UNION ALL
-	(SELECT r.key FROM rate_limits AS r WHERE r.name = $1::text AND r.key < k.key COLLATE "C" AND r.paused IS NULL ORDER BY r.key DESC LIMIT 20)
-) AS r`
+(SELECT r.key FROM rate_limits AS r WHERE r.name = $1::text AND r.key < $2::text AND r.paused IS NULL ORDER BY r.key DESC LIMIT 20)`
+)
 
 // Unlike returns the keys of another shape than the limit's rows, looking at the first [MostUnlike]
 // keys. Without rows that tell it returns none.
 func (d *Inspector) Unlike(ctx context.Context, name string, keys ...string) (unlike []Unlike, err error) {
 	keys = keys[:min(len(keys), MostUnlike)]
-	rows, err := d.Pool.Query(ctx, strings.ReplaceAll(around, "rate_limits AS", d.Table()+" AS"), name, keys)
-	if err != nil {
-		return nil, fmt.Errorf("read keys: %w", err)
-	}
 	called := map[string]bool{}
 	shapes, beside := map[string]bool{}, map[string][]string{} // "" is for limits without keys
-	var key, row string
-	_, err = pgx.ForEachRow(rows, []any{&key, &row}, func() error {
-		called[row], shapes[edge.Shape(row)] = true, true
-		beside[key] = append(beside[key], row)
-		return nil
-	})
-	if err != nil {
+	var batch pgx.Batch
+	queue := func(key, sql string, args ...any) {
+		batch.Queue(strings.ReplaceAll(sql, "rate_limits AS", d.Table()+" AS"), args...).Query(func(rows pgx.Rows) error {
+			var row string
+			_, err := pgx.ForEachRow(rows, []any{&row}, func() error {
+				called[row], shapes[edge.Shape(row)] = true, true
+				beside[key] = append(beside[key], row)
+				return nil
+			})
+			return err
+		})
+	}
+	queue("", atEnds, name)
+	for _, key := range keys {
+		queue(key, around, name, key)
+	}
+	if err := d.Pool.SendBatch(ctx, &batch).Close(); err != nil {
 		return nil, fmt.Errorf("read keys: %w", err)
 	}
 	for _, key := range keys {

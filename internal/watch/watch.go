@@ -128,6 +128,30 @@ func (w *Watch) ReportPermit(permit ratelimit.Permit, err error) {
 	}
 }
 
+// ReportAcquire reports a verb that acquires permits: after an error, that of Asked.
+func (w *Watch) ReportAcquire(permit ratelimit.Permit, asked *ratelimit.PermitRequest, err error) {
+	if w.observer != nil && permit.InFlight.Name == "" {
+		permit = Asked(asked, err)
+	}
+	w.ReportPermit(permit, err)
+}
+
+// Asked returns what is told of a call for permits that has ended with an error: the limit and key that
+// the error is about, or the first that were asked.
+func Asked(asked *ratelimit.PermitRequest, err error) ratelimit.Permit {
+	about := *asked
+	var never *ratelimit.ExceedsLimitError
+	var field *ratelimit.FieldError
+	for _, part := range asked.More {
+		if errors.As(err, &never) && never.Request.Limit.Name == part.Limit.Name && never.Request.Key == part.Key ||
+			errors.As(err, &field) && field.Limit == part.Limit.Name && field.Limit != asked.Limit.Name {
+			about = part
+			break
+		}
+	}
+	return ratelimit.Permit{InFlight: about.Limit, Key: about.Key, N: about.N}
+}
+
 // ReportReceipt reports a verb that settles a receipt.
 func (w *Watch) ReportReceipt(r *ratelimit.Receipt, result *ratelimit.Result, err error) {
 	if w.observer == nil {

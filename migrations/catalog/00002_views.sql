@@ -221,7 +221,7 @@ LEFT JOIN rate_limit_definitions AS a ON a.name = r.name AND a.key IS NULL AND a
 LEFT JOIN rate_limit_definitions AS o ON o.name = r.name AND o.key = r.key
     AND o.enabled AND (o.until IS NULL OR o.until > statement_timestamp())
 WHERE r.ts > statement_timestamp() AND r.shard < 10000
-GROUP BY r.name, r.key, p.id, a.id, o.id;
+GROUP BY r.name, r.key, p.id, a.id, o.id, p.at_once, a.at_once, o.at_once, a.mode, o.mode; -- all of them for Citus
 
 COMMENT ON VIEW rate_limits_in_flight IS
     'What is under way now: keys of which permits are held, how many, and of how many; not_before is the first end of a lease, until the last; mode is what holds for those who ask.';

@@ -17,6 +17,7 @@ import (
 type Conn struct {
 	Pool        *pgxpool.Pool // nil for a Store whose callers bring their transactions
 	Schema      string        // "" leaves it to the search_path
+	Portable    bool          // the statements are for distributed tables
 	Timeout     time.Duration // of decisions on their own without a deadline; NoTimeout for none
 	RetryBudget time.Duration // of attempts without a deadline
 	Now         func() time.Time

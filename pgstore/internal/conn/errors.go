@@ -18,7 +18,7 @@ const Table = "rate_limits"
 // The errors of a Store. Package pgstore exports and documents them.
 var (
 	ErrNoPool         = errors.New("pgstore: this needs a pool, and New was given nil")
-	ErrOutcomeUnknown = errors.New("pgstore: the connection was lost during commit, and whether it was committed is not known")
+	ErrOutcomeUnknown = errors.New("pgstore: whether the transaction was committed is not known")
 	ErrClosed         = errors.New("pgstore: the store is closed")
 	ErrLocked         = errors.New("pgstore: waited for a lock")
 	ErrNotMigrated    = errors.New("pgstore: table " + Table + " is missing or not up to date; bring it there with `ratelimit migrate up` or migrate.Up")
@@ -60,6 +60,8 @@ func (c *Conn) Fault(doing string, err error) error {
 			where = fmt.Sprintf("schema %q, which is Config.Schema", c.Schema)
 		}
 		return fmt.Errorf("%w; looked in %s: %w", ErrNotMigrated, where, err)
+	case code == "0A000" && !c.Portable && !strings.Contains(err.Error(), "cached plan"): // which is of a table that was altered
+		return fmt.Errorf("pgstore: %s: %w (on a table that Citus distributes, set Config.Portable)", doing, err)
 	case code == "42P05" || code == "26000" || code == "08P01" && strings.Contains(err.Error(), "prepared statement"):
 		// duplicate_prepared_statement, invalid_sql_statement_name; protocol_violation is the statement of
 		// that name with other parameters, and what PgBouncer says of all else, such as a lost server.
@@ -119,11 +121,16 @@ func Retriable(err error) bool {
 }
 
 // Answered reports whether the server has said by err that it did nothing. An error of class 08, or one
-// that ends the connection, says no such thing: a pooler reports a lost connection by it.
+// that ends the connection, says no such thing: a pooler reports a lost connection by it. Of a COMMIT see
+// also CommittedInPart.
 func Answered(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && pgErr.Code[:min(2, len(pgErr.Code))] != "08"
 }
+
+// CommittedInPart reports whether a COMMIT with this error may have committed on some nodes of a
+// distributed database. Citus reports so that one node failed after another had committed.
+func CommittedInPart(err error) bool { return Code(err) == "XX000" }
 
 // OfValues reports whether the server did nothing because of the values sent, so that the same
 // statement with other values may succeed. Such are errors of data and constraints, of a trigger, and

@@ -44,14 +44,18 @@ func (k *Known) Call(verb decide.Verb, reserve bool, requests []ratelimit.Reques
 	return call, k.Definitions.NoteCall(&call)
 }
 
-// Question returns the call for 0 tokens of the limits and keys of requests.
+// Question returns the call for 0 tokens of an edit of the limits and keys of requests.
 func (k *Known) Question(requests ...ratelimit.Request) (decide.Call, error) {
 	questions := make([]ratelimit.Request, len(requests))
 	for i, r := range requests {
 		questions[i] = r
 		questions[i].Count = 0
 	}
-	return k.Call(decide.All, false, questions)
+	call, err := decide.All.Call(&k.Definitions, nil, false, questions)
+	if err != nil {
+		return decide.Call{}, err
+	}
+	return call, k.Definitions.NoteEdit(&call)
 }
 
 // Granted returns the result of a call that changes at an instant have granted. xid is the transaction

@@ -125,7 +125,7 @@ func (m *Memory) Add(calls []*engine.Ticket, g *table.Grant) {
 func (m *Memory) Done(calls []*engine.Ticket, g *table.Grant, err error) {
 	added, _ := g.Added.(*sentPrefetch)
 	switch {
-	case err != nil && !conn.Answered(err) && !table.Unsent(err): // whether it was done is not known
+	case err != nil && (!conn.Answered(err) || conn.CommittedInPart(err)) && !table.Unsent(err): // whether it was done is not known
 		return
 	case err != nil || !g.Taken.OK:
 		if added != nil {

@@ -33,7 +33,7 @@ func (f *Permits) lock(row decide.Row) int64 { return table.Lock(f.Schema, row) 
 // apply makes an operation. If the caller gives up, a permit that was taken for it is released.
 func (f *Permits) apply(ctx context.Context, op *table.PermitOp) error {
 	ops := f.ops
-	if !f.table.PassesOver() || len(op.Rest) > 0 { // the statement waits for its row, or is for a set, so it serves this call alone
+	if !f.table.PassesOver() || len(op.Rest) > 0 { // the statement is for one row, or for a set, so it serves this call alone
 		ops = batch.New(1, f.Timeout, f.serve, f.Work.Spawn)
 	}
 	end, err := f.Enter(ctx)
@@ -148,7 +148,7 @@ func (f *Permits) change(ctx context.Context, tickets []*ticket) {
 		f.change(ctx, tickets[:half])
 		f.change(ctx, tickets[half:])
 		return
-	case conn.TimedOut(err) && f.table.PassesOver():
+	case conn.TimedOut(err):
 		ops[0].Done = table.PermitDone{}
 		return
 	}

@@ -92,7 +92,7 @@ func (f *Permits) changeOnce(ctx context.Context, op *table.PermitOp) error {
 	switch {
 	case err != nil:
 		return f.Fault("look", err)
-	case held && f.table.PassesOver():
+	case held:
 		return errHeld
 	}
 	return lost(op.Row)

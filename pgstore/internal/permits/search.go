@@ -10,7 +10,6 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/flight"
-	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
@@ -169,7 +168,7 @@ func (f *Permits) AcquireIn(ctx context.Context, tx pgx.Tx, limit ratelimit.InFl
 				return ratelimit.Permit{InFlight: limit, Key: key.Key}, err
 			}
 		}
-		if err := f.try(ctx, tx, op); err != nil {
+		if err := f.table.ChangePermitSetIn(ctx, tx, table.PermitSet{op}, f.Clock()); err != nil {
 			s.missed(op)
 			return ratelimit.Permit{}, f.Fault("take a permit", err)
 		}
@@ -179,19 +178,6 @@ func (f *Permits) AcquireIn(ctx context.Context, tx pgx.Tx, limit ratelimit.InFl
 		}
 		s.missed(op)
 	}
-}
-
-// try makes an operation in a transaction. An operation in vain leaves nothing behind.
-func (f *Permits) try(ctx context.Context, tx pgx.Tx, op *table.PermitOp) error {
-	var batch pgx.Batch
-	batch.Queue("SAVEPOINT " + table.Savepoint)
-	f.table.QueuePermit(&batch, op, f.Clock())
-	err := tx.SendBatch(ctx, &batch).Close()
-	if err == nil && op.Done.OK || err != nil && !(op.Alone && conn.TimedOut(err)) {
-		return err
-	}
-	op.Done = table.PermitDone{}
-	return tx.SendBatch(ctx, table.ToSavepoint()).Close()
 }
 
 // lookBeside looks on another connection, or in tx if the pool has none left.

@@ -14,8 +14,7 @@ import (
 )
 
 // Several permits that are acquired, renewed and released together are a set of operations, in the
-// order of their rows. A call for one permit needs them only to give it back after its caller has
-// left, or when it collects.
+// order of their rows. A call for one permit mostly takes ways of its own.
 
 // several reports whether several permits are held together.
 func several(permit ratelimit.Permit) bool { return len(permit.More) > 0 || len(permit.With) > 0 }

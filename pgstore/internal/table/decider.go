@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -27,6 +28,16 @@ type Decider interface {
 // PassesOver reports whether decisions on their own pass over rows that other transactions have
 // locked. On a distributed table they wait for them.
 func (t *Table) PassesOver() bool { return !t.distributed }
+
+// Level returns the isolation level of transactions that take for a caller's function. Nodes of a
+// distributed database do not serialize with each other: at SERIALIZABLE one of them may fail at COMMIT
+// when another has committed. A take is right at READ COMMITTED.
+func (t *Table) Level() pgx.TxIsoLevel {
+	if t.distributed {
+		return pgx.ReadCommitted
+	}
+	return pgx.Serializable
+}
 
 // Batch returns how many rows are pruned within one timeout, and on a plain table in one
 // transaction: few, so that no caller waits for it long. On a distributed table each row is a round

@@ -100,10 +100,13 @@ func (op *PermitOp) arguments(now *time.Time) (name string, args []any) {
 	return "permit_keep", append(args, op.Fence, op.Next)
 }
 
-// ChangePermit makes an operation by a statement of its own, which waits for the row.
-func (t *Table) ChangePermit(ctx context.Context, q Querier, op *PermitOp, now *time.Time) error {
-	name, args := op.arguments(now)
-	return op.scan(q.QueryRow(ctx, t.inflight[name], args...))
+// ChangePermit makes an operation by a statement of its own. If another transaction has the row locked,
+// the error is lock_not_available.
+func (t *Table) ChangePermit(ctx context.Context, pool *pgxpool.Pool, op *PermitOp, now *time.Time) error {
+	return oneTrip(ctx, pool, func(batch *pgx.Batch) {
+		t.QueueBounds(batch, conn.PassOver)
+		t.QueuePermit(batch, op, now)
+	})
 }
 
 // QueuePermit puts an operation in a caller's transaction into a batch. A take passes over a permit

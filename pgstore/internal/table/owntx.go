@@ -96,7 +96,7 @@ func (t *Table) transact(ctx context.Context, c *conn.Conn, wait time.Duration, 
 		return err
 	}
 	if err := results.Tx().Commit(ctx); err != nil {
-		if conn.Answered(err) {
+		if conn.Answered(err) && !conn.CommittedInPart(err) {
 			rolledBack()
 		}
 		return c.Fault("commit", err)

@@ -101,8 +101,7 @@ func (t *Table) makeFreePermits(ctx context.Context, pool *pgxpool.Pool, s Permi
 
 // ChangePermitSet makes a set in one statement and, unless rows are missing, one round trip. If
 // another transaction has a row locked, none is made, or the error is lock_not_available. On a
-// distributed table each permit is a statement that waits for its row, and COMMIT is another round
-// trip.
+// distributed table each permit is a statement, and COMMIT is another round trip.
 func (t *Table) ChangePermitSet(ctx context.Context, pool *pgxpool.Pool, set PermitSet, now *time.Time) error {
 	for _, op := range set {
 		op.Done = PermitDone{}
@@ -128,14 +127,16 @@ func (t *Table) changeEach(ctx context.Context, pool *pgxpool.Pool, set PermitSe
 		return err
 	}
 	defer Release(ctx, pooled)
-	batch := t.begin(0)
+	batch := t.begin(conn.PassOver)
 	for _, op := range set {
 		t.QueuePermit(batch, op, now)
 	}
-	if err := pooled.SendBatch(ctx, batch).Close(); err != nil {
+	err = pooled.SendBatch(ctx, batch).Close()
+	undone := set.undone()
+	if err != nil {
 		return err
 	}
-	if set.undone() {
+	if undone {
 		_, err = pooled.Exec(ctx, "ROLLBACK")
 		return err
 	}
@@ -146,13 +147,30 @@ func (t *Table) changeEach(ctx context.Context, pool *pgxpool.Pool, set PermitSe
 // ChangePermitSetIn makes a set in a caller's transaction, behind a savepoint. If one operation
 // cannot be made, it rolls back to that.
 func (t *Table) ChangePermitSetIn(ctx context.Context, tx Querier, set PermitSet, now *time.Time) error {
+	passes := t.distributed && set[0].take()
+	var timeout, propagate string // the transaction's
+	if passes {
+		if err := tx.QueryRow(ctx, lockTimeoutSQL).Scan(&timeout, &propagate); err != nil {
+			return err
+		}
+	}
 	var batch pgx.Batch
 	batch.Queue("SAVEPOINT " + Savepoint)
+	if passes {
+		t.queueLockTimeout(&batch, milliseconds(conn.PassOver), "local")
+	}
 	for _, op := range set {
 		t.QueuePermit(&batch, op, now)
 	}
+	if passes {
+		t.queueLockTimeout(&batch, timeout, propagate)
+	}
 	err := tx.SendBatch(ctx, &batch).Close()
-	if err != nil && !(set[0].Alone && conn.TimedOut(err)) || !set.undone() {
+	undone := set.undone()
+	if (passes || set[0].Alone) && conn.TimedOut(err) { // by itself, as pgx prepares a batch first, which fails until then
+		_, err = tx.Exec(ctx, "ROLLBACK TO SAVEPOINT "+Savepoint)
+	}
+	if err != nil || !undone {
 		return err
 	}
 	return tx.SendBatch(ctx, ToSavepoint()).Close()

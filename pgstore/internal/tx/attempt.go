@@ -174,6 +174,8 @@ func (a *attempt) untaken() bool { return a.work != nil && !a.work.took && len(a
 // begun another transaction since: its work would be done twice.
 func (a *attempt) again(ctx context.Context, tx pgx.Tx, err error) (lost bool, _ error) {
 	switch {
+	case conn.CommittedInPart(err) && a.over():
+		return false, fmt.Errorf("%w: %w", conn.ErrOutcomeUnknown, err)
 	case !conn.Retriable(err) && !conn.Forgotten(err):
 		return false, err
 	case a.held && a.ended:

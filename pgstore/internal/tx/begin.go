@@ -82,7 +82,7 @@ func (a *attempt) answer(result ratelimit.Result) {
 // beginHeld begins a transaction with tokens that are held already. It asks the server for
 // nothing, not even for the transaction's ID, without which its outcome cannot be read later.
 func (a *attempt) beginHeld(ctx context.Context) (pgx.Tx, error) {
-	tx, err := a.conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.Serializable})
+	tx, err := a.conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: a.taker.table.Level()})
 	if err != nil {
 		return nil, a.taker.Fault("begin", err)
 	}

@@ -1,0 +1,1 @@
+SELECT DISTINCT name FROM %[1]s ORDER BY name
