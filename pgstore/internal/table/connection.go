@@ -88,8 +88,7 @@ func (k *keeper) take() (s *session) {
 }
 
 // release keeps a connection, or gives it back to its pool. If a fault has left a transaction open,
-// it rolls it back and keeps the connection no longer, since it may lead to the wrong server by
-// now.
+// it rolls that back and gives the connection back: its server may be the wrong one by now.
 func (k *keeper) release(ctx context.Context, s session) {
 	faulty := s.Conn.Conn().PgConn().TxStatus() != 'I'
 	rollBack(ctx, s.Conn)

@@ -19,10 +19,10 @@ type Grant struct {
 	Out          float64       // the part of Count that may still return to memory
 	bucket.Spent               // of earlier leases
 
-	// Pipelined sends a grant that waits for its row together with its COMMIT, in one round trip,
-	// so callers behind it, also in other processes, wait for one round trip only. A caller that
-	// gives up may then have taken all the same, as with any statement under way. So it is only for
-	// rows that others lock no longer than that takes, and it waits only a moment. Grants that
+	// Pipelined sends a grant that waits for its row together with its COMMIT, in one round trip.
+	// Calls behind it, also in other processes, then wait for one round trip only. A caller that
+	// gives up may have taken all the same, as with any statement under way. So Pipelined is for
+	// rows that others lock no longer than that takes, and waits only a moment. Grants that
 	// prefetch are always heard to their end, and are all pipelined.
 	Pipelined bool
 
