@@ -24,7 +24,7 @@ const (
 	defaultTimeout = 5 * time.Second
 )
 
-// ErrNotReady is the error of a Catalog that has not been read yet.
+// ErrNotReady reports a Catalog that has not been read yet.
 var ErrNotReady = errors.New("catalog: not read yet")
 
 // Config says how a [Catalog] works.
@@ -34,8 +34,8 @@ type Config struct {
 	Schema string
 
 	// Every is how often [Catalog.Run] looks for changes. The default is 5 seconds. A raise is
-	// complete after ten seconds, or twice the Every of who makes it: a process that looks more rarely
-	// may cut it back to the capacity of before.
+	// complete after ten seconds, or twice the Every of the process that makes it. A process that
+	// looks more rarely may cut it back to the earlier capacity.
 	Every time.Duration
 
 	// Store changes rows as their limits are edited, so that what was used stays used, and has
@@ -48,13 +48,13 @@ type Config struct {
 	// Clock, for tests, is the instant by which overrides end, in place of the database's.
 	Clock func() time.Time
 
-	// Logger logs when the database does not answer, when it does again, of overrides
-	// that do not fit their limits, and of kinds that change. The default is slog.Default().
+	// Logger logs when the database does not answer and when it answers again, overrides that do
+	// not fit their limits, and changes of a kind. The default is slog.Default().
 	Logger *slog.Logger
 }
 
-// Catalog is definitions that the database knows, as this process has read them. It owns no
-// goroutine: [Catalog.Run] is the caller's.
+// Catalog holds definitions from the database, as this process has read them. It owns no goroutine:
+// the caller runs [Catalog.Run].
 type Catalog struct {
 	config Config
 	table  *table  // nil in memory
@@ -113,7 +113,7 @@ func newCatalog(config *Config) (*Catalog, error) {
 	return &c, nil
 }
 
-// invalid is the error of a field of this package that has a value that it cannot have.
+// invalid returns an error for an invalid value of a field of this package.
 func invalid(field string, value any, reason string) error {
 	return &ratelimit.FieldError{Package: "catalog", Field: field, Value: value, Reason: reason}
 }
@@ -125,7 +125,7 @@ func (c *Catalog) usable() error {
 	return nil
 }
 
-// inTx is the catalog as tx sees it.
+// inTx returns the catalog as tx sees it.
 func (c *Catalog) inTx(tx pgx.Tx) (editor, error) {
 	if err := c.usable(); err != nil {
 		return nil, err
@@ -139,13 +139,11 @@ func (c *Catalog) inTx(tx pgx.Tx) (editor, error) {
 	return tableEditor{c.table, tx}, nil
 }
 
-// For returns the request for one token of key, by the limit of that key: limit itself, or
-// limit as an override changes it. It is a look-up in memory. Before the first reading it is
-// the limit.
+// For returns the request for one token of key, by the limit of that key: limit itself, or limit as
+// an override changes it. It is a look-up in memory. Before the first reading it is limit.
 //
-// An override replaces the fields that it has, and leaves the others as limit has them, so
-// that each version of a program goes by its own definition. Of one that does not fit limit
-// only the Mode is used.
+// An override replaces the fields that it has, and keeps the others of limit, so each version of a
+// program uses its own definition. If an override does not fit limit, only its Mode is used.
 func (c *Catalog) For(limit ratelimit.Limit, key string) ratelimit.Request {
 	return c.ForN(limit, key, 1)
 }
@@ -184,11 +182,10 @@ func (c *Catalog) ForTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, k
 	return request, nil
 }
 
-// Refresh reads the changes since the last reading, or at first all. When nothing has, it is
-// one statement that reads two rows of an index, and locks and writes nothing.
+// Refresh reads the changes since the last reading, at first everything. If nothing has changed, it
+// is one statement that reads two rows of an index, and locks and writes nothing.
 //
-// When it fails, the Catalog goes on with the last reading. When the catalog has been emptied,
-// that holds.
+// If it fails, the Catalog keeps the last reading. A catalog that was emptied is read as empty.
 func (c *Catalog) Refresh(ctx context.Context) error {
 	if err := c.usable(); err != nil {
 		return err
@@ -226,7 +223,7 @@ func (c *Catalog) refresh(ctx context.Context) error {
 	return nil
 }
 
-// see has a reading hold from now on, and logs its rows that cannot be used.
+// see makes a reading the one in use, and logs its rows that cannot be used.
 func (c *Catalog) see(ctx context.Context, r *reading, asked time.Time) {
 	after, told := c.view.Load().with(r, asked)
 	c.view.Store(after)
@@ -235,7 +232,7 @@ func (c *Catalog) see(ctx context.Context, r *reading, asked time.Time) {
 	}
 }
 
-// tell tells the logger when the database begins to fail, and when it is back.
+// tell logs when the database begins to fail, and when it answers again.
 func (c *Catalog) tell(ctx context.Context, err error) {
 	before := c.failed.Load()
 	switch {
@@ -251,7 +248,7 @@ func (c *Catalog) tell(ctx context.Context, err error) {
 	}
 }
 
-// bounded is ctx with the time-out, if it has no deadline.
+// bounded returns ctx with the timeout, unless it has a deadline.
 func (c *Catalog) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return ctx, func() {}
@@ -259,8 +256,9 @@ func (c *Catalog) bounded(ctx context.Context) (context.Context, context.CancelF
 	return context.WithTimeout(ctx, c.config.Timeout)
 }
 
-// Ready is [ErrNotReady], with the reason if there is one, until the Catalog has been read
-// once: for readiness probes. From then on it is nil, however old that is; see [Catalog.Age].
+// Ready returns [ErrNotReady], with the reason if there is one, until the Catalog has been read
+// once. It is for readiness probes. Afterwards it returns nil, however old the reading is; see
+// [Catalog.Age].
 func (c *Catalog) Ready() error {
 	if err := c.usable(); err != nil {
 		return err
@@ -311,8 +309,8 @@ func (c *Catalog) InFlights() (limits []ratelimit.InFlight) {
 	return limits
 }
 
-// Overrides returns the overrides of a limit, as they were read last: that for all keys first,
-// then by key. Those that are off or over are among them.
+// Overrides returns the overrides of a limit as they were last read, including those that are off
+// or over. That for all keys comes first, then they are in the order of keys.
 func (c *Catalog) Overrides(name string) (overrides []Entry) {
 	if f := c.families()[name]; f != nil {
 		for _, e := range f.entries() {
@@ -331,9 +329,9 @@ func (c *Catalog) Override(name, key string) (Entry, bool) {
 	return Entry{}, false
 }
 
-// Ignored returns the faults of rows of the catalog, as they were read last: they are not used.
-// The database refuses most invalid rows, but not an override that does not fit its limit, such
-// as a rate below 1 for one whose capacity is its rate.
+// Ignored returns the faults of rows that are not used, as they were last read. The database
+// refuses most invalid rows, but not an override that does not fit its limit, such as a rate below
+// 1 where the capacity is the rate.
 func (c *Catalog) Ignored() (faults []error) {
 	for _, f := range c.families() {
 		for _, key := range slices.Sorted(maps.Keys(f.faults)) {

@@ -41,7 +41,8 @@ func (c *Catalog) SetEachTx(ctx context.Context, tx pgx.Tx, edits ...KeyEdit) ([
 	return inOrder(edits, func(sorted []KeyEdit) ([]Edit, error) { return c.keepTx(ctx, tx, sorted...) })
 }
 
-// inOrder has do make edits in the order in which their rows are locked, and returns them in their own.
+// inOrder calls do with edits in the order in which their rows are locked, and returns the results
+// in the order of edits.
 func inOrder(edits []KeyEdit, do func([]KeyEdit) ([]Edit, error)) ([]Edit, error) {
 	order := make([]int, len(edits))
 	for i := range order {

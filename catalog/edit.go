@@ -12,10 +12,10 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Publish writes the definitions of a program's limits into the catalog, those that differ, and
-// reads it: for the program's start. It changes no override. Of several programs or versions
-// that publish a name, the last one wins, for the views; each program goes by its own
-// definition, with the overrides. A change of the kind is logged.
+// Publish writes the definitions of a program's limits into the catalog where they differ, and
+// reads the catalog. It is for the program's start. It changes no override. If several programs or
+// versions publish a name, the views show the last one; each program uses its own definition, with
+// the overrides. A change of the kind is logged.
 //
 // Errors are [ratelimit.ErrInvalid], [ErrNotMigrated], and those of PostgreSQL and pgx. Then
 // nothing is published.
@@ -72,27 +72,28 @@ func (c *Catalog) publish(ctx context.Context, tx pgx.Tx, all []published) error
 	return nil
 }
 
-// Set changes the override of a limit for one key, or for [AllKeys]: the fields that o names, and
-// the rest stays. Fields of a key's own override go before those for all keys. A change holds in
-// this process when Set returns, and in others once they have looked. The Edit says what the
-// override was, and what it became; see also [Catalog.Preview].
+// Set changes the override of a limit for one key, or for [AllKeys]: it sets the fields that o
+// names, and keeps the rest. Fields of a key's own override replace those for all keys. A change
+// holds in this process when Set returns, and in others once they have looked. The Edit has the
+// override before and after; see also [Catalog.Preview].
 //
-// With a [Config.Store] what was used stays used, and the Edit says what is Left: a cut takes from the
-// rows of the key at once, and a raise gives them as much more once all processes know of it, after ten
-// seconds; see [Catalog.Complete]. For all keys that is done in batches, which may take long: of a
-// context that ends meanwhile, nothing is left after half a minute. Without one, rows stay as they are.
+// With a [Config.Store] what was used stays used, and the Edit says what is Left. A cut takes from
+// the rows of the key at once. A raise fills them after ten seconds, once all processes know of it;
+// see [Catalog.Complete]. For all keys this is done in batches, which may take long. If the context
+// ends meanwhile, everything is as before after half a minute. Without a Store, rows stay as they
+// are.
 //
-// What the override becomes must fit the published definition, and replace something:
-// otherwise the error is [ratelimit.ErrInvalid]. It is [ErrUnknown] if no program has published
-// the limit. Other errors are [ErrNotMigrated], and those of PostgreSQL and pgx. Then nothing is
-// changed.
+// The new override must fit the published definition and replace something; otherwise the error is
+// [ratelimit.ErrInvalid]. It is [ErrUnknown] if no program has published the limit. Other errors
+// are [ErrNotMigrated], and those of PostgreSQL and pgx. Then nothing is changed.
 func (c *Catalog) Set(ctx context.Context, name, key string, o Override) (Edit, error) {
 	return c.editOwn(ctx, name, key, &o, nil)
 }
 
-// SetTx is [Catalog.Set] inside tx: it holds once that has committed, and processes, this one
-// too, have looked. Until then no other edit begins. With a [Config.Store] it is not for [AllKeys], since
-// the rows of all keys would be locked until tx ends. For several edits see [Catalog.SetEachTx].
+// SetTx is [Catalog.Set] inside tx. The change holds in a process, this one too, once tx has
+// committed and the process has looked. Until tx ends no other edit begins. With a [Config.Store]
+// it is not for [AllKeys], since the rows of all keys would be locked until tx ends. For several
+// edits see [Catalog.SetEachTx].
 func (c *Catalog) SetTx(ctx context.Context, tx pgx.Tx, name, key string, o Override) (Edit, error) {
 	return first(c.keepTx(ctx, tx, KeyEdit{name, key, &o}))
 }
@@ -128,9 +129,8 @@ func (c *Catalog) Preview(ctx context.Context, name, key string, o *Override) (E
 	return k.edit, nil
 }
 
-// Apply makes an edit that Preview has returned, once somebody has agreed to it. It is
-// [ErrChanged], and changes nothing, if the override is not what it was any more. Other errors
-// are those of Set.
+// Apply makes an edit that Preview has returned, after a person has agreed to it. If the override
+// has changed since, it changes nothing and returns [ErrChanged]. Other errors are those of Set.
 func (c *Catalog) Apply(ctx context.Context, e *Edit) error {
 	made, err := c.editOwn(ctx, e.Name, e.Key, e.by, e)
 	if err == nil {
@@ -139,8 +139,8 @@ func (c *Catalog) Apply(ctx context.Context, e *Edit) error {
 	return err
 }
 
-// Forget removes a limit from the catalog, with all its overrides: for one that has left the
-// program. It says how many rows those were. Its tokens stay: see the store's Forget.
+// Forget removes a limit that has left the program from the catalog, with all its overrides. It
+// returns how many rows those were. Its tokens stay: see the store's Forget.
 func (c *Catalog) Forget(ctx context.Context, name string) (removed int64, err error) {
 	err = c.alone(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
 		to, err := c.writer(ctx, tx)
@@ -152,18 +152,20 @@ func (c *Catalog) Forget(ctx context.Context, name string) (removed int64, err e
 	return removed, err
 }
 
-// History returns the changes of a limit's definition and overrides, "" for all limits, the
-// newest first; at most so many, unless that is 0.
+// History returns the changes of a limit's definition and overrides, the newest first; of all
+// limits if name is "". It returns at most most of them, or all if that is 0.
 func (c *Catalog) History(ctx context.Context, name string, most int) ([]Change, error) {
 	return c.history(ctx, name, nil, most)
 }
 
-// KeyHistory is [Catalog.History] of one key: the changes of its own override, and those for all keys.
+// KeyHistory returns what [Catalog.History] does for one key: the changes of its own override, and
+// those for all keys.
 func (c *Catalog) KeyHistory(ctx context.Context, name, key string, most int) ([]Change, error) {
 	return c.history(ctx, name, &key, most)
 }
 
-// InMemory reports whether the catalog is in memory: its history is of this process, and names nobody.
+// InMemory reports whether the catalog is in memory. Then its history is of this process only, with
+// the role "memory".
 func (c *Catalog) InMemory() bool { return c != nil && c.memory != nil }
 
 // history reads the history, of a key unless that is nil.
@@ -182,8 +184,8 @@ func (c *Catalog) history(ctx context.Context, name string, key *string, most in
 	return c.table.history(ctx, name, key, most)
 }
 
-// PruneHistory deletes changes that are older than an age, but never the newest one, and says
-// how many. A process that has not looked for as long reads all when it does.
+// PruneHistory deletes changes that are older than age, but never the newest one, and returns how
+// many. A process that has not looked for that long reads everything when it does.
 func (c *Catalog) PruneHistory(ctx context.Context, age time.Duration) (deleted int64, err error) {
 	if err := c.usable(); err != nil {
 		return 0, err
@@ -205,16 +207,16 @@ type Pruner interface {
 	PruneOverridden(ctx context.Context, overrides []ratelimit.Request, limits ...ratelimit.Limit) (deleted int64, err error)
 }
 
-// PermitPruner is the same of a store's Permits().
+// PermitPruner is the part of a store's Permits() that [Catalog.Prune] needs.
 type PermitPruner interface {
 	Prune(ctx context.Context, limits ...ratelimit.InFlight) (deleted int64, err error)
 }
 
-// Prune has a store delete the rows that mean the same as no row, of all limits that the
-// catalog knows, and free permits: so a cron needs no list of limits, and none of its own plans.
-// It goes by every definition of a name, the override for all keys included, and for a key by its
-// own override as well, also those that are off or over. It reads the catalog first, and prunes
-// nothing if it cannot. It returns how many rows were deleted.
+// Prune deletes a store's rows that mean the same as no row, of all limits that the catalog knows,
+// and free permits. So a cron job needs no list of limits or of plans. It measures rows by every
+// definition of a name, including the override for all keys, and the rows of a key also by its own
+// override; it includes overrides that are off or over. It reads the catalog first, and prunes
+// nothing if that fails. It returns how many rows were deleted.
 //
 // The catalog knows no gates of package riverlimit: see riverlimit.Middleware.Pruner.
 func (c *Catalog) Prune(ctx context.Context, store Pruner, permits PermitPruner) (deleted int64, err error) {

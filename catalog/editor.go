@@ -6,13 +6,13 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// editor is the catalog as a transaction sees it.
+// editor edits the catalog in a transaction.
 type editor interface {
-	// as has the history say who makes the changes from now on, in this transaction.
+	// as names the author of the later changes in this transaction, for the history.
 	as(ctx context.Context, who string) error
 
-	// lock waits until no other edit is under way. Until unlock, or the end of the
-	// transaction, none begins.
+	// lock waits until no other edit is under way. No other begins until unlock, or the end of the
+	// transaction.
 	lock(ctx context.Context) (unlock func(), err error)
 	rowsOf(ctx context.Context, names []string, key string) (*reading, error)
 	publish(ctx context.Context, p *published) error

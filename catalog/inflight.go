@@ -9,13 +9,13 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// InFlight is [Catalog.For] for a limit of work in flight. It returns the limit of key: limit
-// itself, or with the AtOnce, the Lease and the Mode of an override.
+// InFlight is [Catalog.For] for a limit of how many at once. It returns the limit of key: limit
+// itself, or with the AtOnce, the Lease and the Mode of an override. It is a look-up in memory.
 //
 //	permit, err := store.Permits().Acquire(ctx, limits.InFlight(Calls, org).For(org))
 //
-// A smaller AtOnce takes no permit away: until the leases end that are there, there may be as many
-// as before. It is a look-up in memory.
+// A smaller AtOnce takes no permit away: until the present leases end, as many as before may be
+// held.
 func (c *Catalog) InFlight(limit ratelimit.InFlight, key string) ratelimit.InFlight {
 	if c == nil {
 		return limit

@@ -14,23 +14,24 @@ import (
 )
 
 const (
-	// mostTries is how often an edit begins anew, since another one was faster.
+	// mostTries is how often an edit is tried while other edits are faster.
 	mostTries = 20
 
-	// firstWait is the most that an edit waits before it begins anew for the first time.
+	// firstWait is the longest wait before the second try of an edit.
 	firstWait = 5 * time.Millisecond
 )
 
-// errAgain is the error of an edit that was decided by what has changed meanwhile.
+// errAgain reports an edit that must be decided again, because the limit or its rows changed
+// meanwhile.
 var errAgain = errors.New("the limit is being changed by somebody else")
 
-// keeps reports whether an edit of a name changes rows.
+// keeps reports whether an edit changes rows, so that what was used stays used.
 func (c *Catalog) keeps(e *Edit) bool {
 	p := e.before.limits[e.Name]
 	return c.config.Store != nil && !e.AsIs && e.Changes() && p != nil && p.published != nil && p.published.inFlight == nil
 }
 
-// planned returns the keeping of an edit by a view.
+// planned returns the keeping of an edit by a view. agreed is what Preview returned, or nil.
 func (c *Catalog) planned(v *view, name, key string, by *Override, agreed *Edit) (k keeping, err error) {
 	if k.edit, err = v.edited(name, key, by); err != nil {
 		return k, err
@@ -44,8 +45,9 @@ func (c *Catalog) planned(v *view, name, key string, by *Override, agreed *Edit)
 	return k, nil
 }
 
-// keepEach makes edits of keys inside tx: first all rows, as nobody may wait for one while he keeps others
-// from editing, then the definitions. Another edit that was faster is errAgain.
+// keepEach makes edits of keys inside tx. It changes all rows first, then the definitions, since no
+// edit may wait for a row while it keeps other edits waiting. It returns errAgain if another edit
+// was faster.
 func (c *Catalog) keepEach(ctx context.Context, tx pgx.Tx, edits []KeyEdit, agreed *Edit) ([]Edit, error) {
 	kept := make([]keeping, len(edits))
 	for i := range edits {
@@ -77,7 +79,7 @@ func (c *Catalog) keepEach(ctx context.Context, tx pgx.Tx, edits []KeyEdit, agre
 	return made, nil
 }
 
-// keepRows changes the rows of a key inside tx, and sets what is to be written with its definition.
+// keepRows changes the rows of a key inside tx, and notes in k what to write with the definition.
 func (c *Catalog) keepRows(ctx context.Context, tx pgx.Tx, k *keeping, e *KeyEdit, agreed *Edit) error {
 	of, err := c.inTx(tx)
 	if err != nil {
@@ -115,8 +117,8 @@ func (c *Catalog) keepRows(ctx context.Context, tx pgx.Tx, k *keeping, e *KeyEdi
 	return nil
 }
 
-// unchanged is errAgain if a limit was edited, or its rows were marked by somebody else, since an edit
-// of it was decided, which has since replaced what is pending of some keys itself.
+// unchanged returns errAgain if, since the edit was decided, the limit was edited or another edit
+// marked its rows. replaced are keys whose pending entries this edit has replaced itself.
 func (c *Catalog) unchanged(ctx context.Context, tx pgx.Tx, k *keeping, replaced ...string) error {
 	others, version, err := c.table.pendingOfOthers(ctx, tx, k)
 	if err != nil {
@@ -134,7 +136,7 @@ func (c *Catalog) unchanged(ctx context.Context, tx pgx.Tx, k *keeping, replaced
 	return nil
 }
 
-// unlike returns an instant for a mark that no other rows have, also by a clock that was set back.
+// unlike returns an instant for a mark that no other rows have, even if the clock was set back.
 func unlike(at time.Time, known []pending) time.Time {
 	for _, p := range known {
 		if next := apart(apart(p.mark)); next.After(at) {
@@ -144,8 +146,8 @@ func unlike(at time.Time, known []pending) time.Time {
 	return at
 }
 
-// record returns what is pending of the rows of a replacement: by what they are measured, and by what
-// they are taken from until all processes have read the edit.
+// record returns the pending entry for the rows of a replacement: the definitions by which they are
+// measured, and those by which processes take until all have read the edit.
 func (k *keeping) record(r *ratelimit.Replacement) *pending {
 	p := &pending{name: k.edit.Name, key: r.Key, mark: r.Mark}
 	if r.By == nil {
@@ -162,8 +164,8 @@ func (k *keeping) record(r *ratelimit.Replacement) *pending {
 	return p
 }
 
-// again runs an edit until no other one has been faster. It waits before it tries again, as several that do
-// not wait keep each other from being made.
+// again runs an edit until no other edit was faster. It waits between tries, because several edits
+// that do not wait would keep each other from being made.
 func again(ctx context.Context, do func() error) (err error) {
 	for i := range mostTries {
 		if err = do(); !errors.Is(err, errAgain) {
@@ -178,7 +180,7 @@ func again(ctx context.Context, do func() error) (err error) {
 	return fmt.Errorf("catalog: %w", err)
 }
 
-// editOwn makes an edit in a transaction of its own, or of an edit for all keys in several.
+// editOwn makes an edit in a transaction of its own, or an edit for all keys in several.
 func (c *Catalog) editOwn(ctx context.Context, name, key string, by *Override, agreed *Edit) (made Edit, err error) {
 	if err := c.usable(); err != nil {
 		return Edit{}, err
@@ -211,8 +213,8 @@ func (c *Catalog) keepOne(ctx context.Context, name, key string, by *Override, a
 	return first(c.keepOwn(ctx, []KeyEdit{{name, key, by}}, agreed))
 }
 
-// keepOwn makes edits of keys in a transaction of its own. If all are of one limit, it waits for rows with
-// none of them locked.
+// keepOwn makes edits of keys in a transaction of its own. If all are of one limit, it keeps no row
+// locked while it waits for another.
 func (c *Catalog) keepOwn(ctx context.Context, edits []KeyEdit, agreed *Edit) (made []Edit, err error) {
 	do := func(ctx context.Context, tx pgx.Tx) (err error) {
 		made, err = c.keepEach(ctx, tx, edits, agreed)
@@ -234,7 +236,8 @@ func (c *Catalog) keepOwn(ctx context.Context, edits []KeyEdit, agreed *Edit) (m
 	return made, err
 }
 
-// keepTx makes edits inside tx, behind a savepoint that it gives up if another edit was faster.
+// keepTx makes edits inside tx. They are behind a savepoint, to which it rolls back if another edit
+// was faster.
 func (c *Catalog) keepTx(ctx context.Context, tx pgx.Tx, edits ...KeyEdit) (made []Edit, err error) {
 	if _, err := c.inTx(tx); err != nil {
 		return nil, err
@@ -269,7 +272,8 @@ func (c *Catalog) keepTx(ctx context.Context, tx pgx.Tx, edits ...KeyEdit) (made
 	return made, err
 }
 
-// keepInMemory makes an edit in memory, where all take by what holds: a cut before it, a raise after it.
+// keepInMemory makes an edit in memory, where all calls take by the new definition at once. It
+// makes cuts before the definition changes, and raises after it.
 func (c *Catalog) keepInMemory(ctx context.Context, name, key string, by *Override, agreed *Edit) (made Edit, err error) {
 	c.memory.keeping.Lock()
 	defer c.memory.keeping.Unlock()
@@ -325,9 +329,9 @@ func (c *Catalog) replace(ctx context.Context, all []ratelimit.Replacement) ([]r
 	return c.config.Store.ReplaceTx(ctx, nil, all...)
 }
 
-// keepAll makes an edit for all keys: what is pending, then the rows in batches, which are marked, and
-// then the definition. If the process dies between, the rows are raised, when that is due, to what holds
-// then: that is as it was before.
+// keepAll makes an edit for all keys. It writes the pending entry first, then marks the rows in
+// batches, and then writes the definition. If the process dies in between, the rows are completed
+// to the definition in force, as they were before.
 func (c *Catalog) keepAll(ctx context.Context, name string, by *Override, agreed *Edit) (made Edit, err error) {
 	known, version, at, err := c.table.pending(ctx, c.table.pool, name, AllKeys, c.config.Clock)
 	if err == nil {
@@ -341,7 +345,7 @@ func (c *Catalog) keepAll(ctx context.Context, name string, by *Override, agreed
 		return Edit{}, err
 	}
 	k.version, k.at, k.pending = version, unlike(at, known), known
-	if from, to := k.holds(AllKeys, c.config.Clock); k.limit != nil && changes(from, to) { // and not a mode
+	if from, to := k.holds(AllKeys, c.config.Clock); k.limit != nil && changes(from, to) { // not only a mode changes
 		r := k.replacement(AllKeys, from, to, false)
 		if k.most = k.record(&r); r.By != nil {
 			err = c.begin(ctx, &k)
@@ -362,9 +366,9 @@ func (c *Catalog) keepAll(ctx context.Context, name string, by *Override, agreed
 	return made, err
 }
 
-// besideEdits runs a part of an edit for all keys. If keys were edited meanwhile, their rows are marked
-// anew, and it runs again: of a limit with many keys, one is edited before all are marked. It is errAgain if
-// more has changed than keys.
+// besideEdits runs a part of an edit for all keys. If single keys were edited meanwhile, it marks
+// their rows anew and runs the part again: in a limit with many keys, some key is edited before all
+// are marked. If more has changed, it returns errAgain.
 func (c *Catalog) besideEdits(ctx context.Context, k *keeping, by *Override, agreed *Edit, do func() error) error {
 	for range mostTries {
 		if err := do(); !errors.Is(err, errAgain) || !k.most.marks() {
@@ -399,14 +403,14 @@ func (c *Catalog) besideEdits(ctx context.Context, k *keeping, by *Override, agr
 			}
 		}
 		if k.pending, _, _, err = c.table.pending(ctx, c.table.pool, k.edit.Name, AllKeys, c.config.Clock); err != nil {
-			return err // with what these keys have pending now
+			return err // read again with the entries of these keys
 		}
 	}
 	return errAgain
 }
 
-// define writes the definition of an edit for all keys, once their rows are marked, and changes those
-// that could not be: they are paused. A cut is completed at once.
+// define writes the definition of an edit for all keys, once their rows are marked. With it, it
+// changes the rows that could not be marked, because they are paused. A cut is completed at once.
 func (c *Catalog) define(ctx context.Context, k *keeping, by *Override, agreed *Edit) (made Edit, err error) {
 	slices.Sort(k.paused)
 	k.paused = slices.Compact(k.paused)
@@ -434,12 +438,12 @@ func (c *Catalog) define(ctx context.Context, k *keeping, by *Override, agreed *
 		err = pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error { return do(ctx, tx) })
 	}
 	if err == nil && k.most.cuts() {
-		_, _ = c.Complete(ctx) // otherwise others do
+		_, _ = c.Complete(ctx) // otherwise another process completes it
 	}
 	return made, err
 }
 
-// begin writes what is pending of an edit, before any row has its mark.
+// begin writes the pending entry of an edit before any row has its mark.
 func (c *Catalog) begin(ctx context.Context, k *keeping) error {
 	return pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error {
 		err := c.table.lock(ctx, tx)
@@ -453,7 +457,8 @@ func (c *Catalog) begin(ctx context.Context, k *keeping) error {
 	})
 }
 
-// putOff has what is pending be due after a time. If it is gone, others have completed it.
+// putOff makes a pending entry due after a time. If the entry is gone, others have completed it,
+// and the error is errAgain.
 func (c *Catalog) putOff(ctx context.Context, tx pgx.Tx, p *pending, after time.Duration) error {
 	there, err := c.table.putOff(ctx, tx, p, after, c.config.Clock)
 	if err == nil && !there {
@@ -462,7 +467,7 @@ func (c *Catalog) putOff(ctx context.Context, tx pgx.Tx, p *pending, after time.
 	return err
 }
 
-// keepKeys marks the rows of some keys, and remembers those that are paused, which nobody takes from: they
+// keepKeys marks the rows of some keys. It remembers paused rows, from which no call takes: they
 // are changed with the definition.
 func (c *Catalog) keepKeys(ctx context.Context, k *keeping, keys []string) error {
 	var done replaced
@@ -482,12 +487,13 @@ func (c *Catalog) keepKeys(ctx context.Context, k *keeping, keys []string) error
 	return err
 }
 
-// replaced is keys of an edit for all keys: those that are paused, and those that are pending by themselves.
+// replaced holds keys of an edit for all keys: those that are paused, and those with pending
+// entries of their own.
 type replaced struct{ paused, apart []string }
 
-// replaceKeys changes the rows of some keys of an edit for all keys. Until the definition is sure, one that
-// cannot be marked stays as it is. A key whose override leaves it concerned, but measured otherwise, is
-// pending by itself.
+// replaceKeys changes the rows of some keys of an edit for all keys. sure says that the definition
+// is written in tx; until then, rows that cannot be marked stay as they are. A key that is measured
+// by other definitions than most, because of its override, gets a pending entry of its own.
 func (c *Catalog) replaceKeys(ctx context.Context, tx pgx.Tx, k *keeping, keys []string, sure bool) (done replaced, err error) {
 	var all []ratelimit.Replacement
 	var others []*pending
@@ -518,13 +524,13 @@ func (c *Catalog) replaceKeys(ctx context.Context, tx pgx.Tx, k *keeping, keys [
 	return done, err
 }
 
-// KeyEdit is an edit of the override of a limit for one key, of several that are made together.
+// KeyEdit is one of several edits that are made together: of a limit's override for one key.
 type KeyEdit struct {
 	Name, Key string
 	Override  *Override // as for [Catalog.Set]; nil removes it
 }
 
-// first returns the only one of some edits.
+// first returns the only one of edits.
 func first(made []Edit, err error) (Edit, error) {
 	if err != nil {
 		return Edit{}, err
@@ -532,7 +538,7 @@ func first(made []Edit, err error) (Edit, error) {
 	return made[0], nil
 }
 
-// eachInMemory makes edits in memory, if all can be made.
+// eachInMemory makes edits in memory; none if one of several is invalid.
 func (c *Catalog) eachInMemory(ctx context.Context, edits []KeyEdit) (made []Edit, err error) {
 	if len(edits) > 1 {
 		if err := c.Refresh(ctx); err != nil {

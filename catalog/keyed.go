@@ -5,12 +5,11 @@ import (
 	"maps"
 )
 
-// parts is in how many a keyed is cut.
+// parts is the number of parts of a keyed.
 const parts = 256
 
-// keyed is values by keys. It is immutable, and cut into parts, so that
-// a changed copy shares with it all parts but those of the changed keys. The zero keyed is
-// empty.
+// keyed maps keys to values. It is immutable, and cut into parts, so a changed copy shares all
+// parts but those of the changed keys. The zero keyed is empty.
 type keyed[V any] struct {
 	parts *[parts]map[string]*V
 	n     int
@@ -20,7 +19,7 @@ var seed = maphash.MakeSeed()
 
 func part(key string) int { return int(maphash.String(seed, key) % parts) }
 
-// get returns the value of a key, nil if it has none.
+// get returns the value of a key; nil if it has none.
 func (k keyed[V]) get(key string) *V {
 	if k.parts == nil {
 		return nil
@@ -40,10 +39,10 @@ func (k keyed[V]) all(do func(*V)) {
 	}
 }
 
-// draft is a changed copy of a keyed in the making.
+// draft is a changed copy of a keyed that is being made.
 type draft[V any] struct {
 	keyed[V]
-	own [parts]bool // the parts that are copied already
+	own [parts]bool // the parts that it has copied
 }
 
 func (k keyed[V]) draft() *draft[V] {
@@ -54,7 +53,7 @@ func (k keyed[V]) draft() *draft[V] {
 	return d
 }
 
-// set gives a key a value; nil takes it away.
+// set sets the value of a key; nil removes it.
 func (d *draft[V]) set(key string, v *V) {
 	i := part(key)
 	if !d.own[i] {

@@ -7,21 +7,21 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// within is the time after which all processes have read an edit. Programs with a longer Config.Every
-// than the default may take by the definition of before for longer.
+// within returns the time after which all processes have read an edit. A program with a longer
+// Config.Every than this one may take by the earlier definition for longer.
 func (c *Catalog) within() time.Duration { return 2 * max(c.config.Every, defaultEvery) }
 
-// A keeping is an edit that keeps what was used, as far as it is known before rows are locked.
+// A keeping is an edit that keeps what was used, with all that is known before rows are locked.
 type keeping struct {
 	edit    Edit
-	limit   ratelimit.Limit // as it is published
-	pending []pending       // of the limit, as they were read
-	version int64           // of the limit's history
-	at      time.Time       // by which rows are marked
+	limit   ratelimit.Limit // as published
+	pending []pending       // entries of the limit, as they were read
+	version int64           // newest in the limit's history
+	at      time.Time       // the mark of its rows
 
-	left   *Left    // of a key
-	most   *pending // what is pending of it, or of most keys of an edit for all
-	paused []string // of an edit for all keys: those whose rows could not be marked
+	left   *Left    // for an edit of one key
+	most   *pending // its pending entry; for all keys, that of most keys
+	paused []string // for all keys: keys with rows that could not be marked
 }
 
 // holds returns the limits of a key before and after the edit.
@@ -36,10 +36,10 @@ func (k *keeping) holds(key string, clock func() time.Time) (from, to ratelimit.
 	return before.Limit, after.Limit
 }
 
-// replacement returns the replacement of a key's limit. Its rows are measured by the least capacity by
-// which some process may still take from them: while a raise is pending, that is less than those of both.
-// A row that is cut at once, in the transaction of the definition, otherwise needs no mark; a sliding
-// window has counts, which no definition cuts.
+// replacement returns the replacement of a key's limit. Rows are measured by the least capacity by
+// which a process may still take from them. While a raise is pending, that is less than the
+// capacities before and after. A row needs no mark if it is cut at once, with its definition. Nor
+// does a sliding window, whose counts no definition cuts.
 func (k *keeping) replacement(key string, from, to ratelimit.Limit, alone bool) ratelimit.Replacement {
 	r := ratelimit.Replacement{Key: key, From: from, To: to, Marked: marked(k.pending, key)}
 	d, by := from.Definition(), to.Definition()
@@ -57,27 +57,28 @@ func (k *keeping) replacement(key string, from, to ratelimit.Limit, alone bool) 
 	return r
 }
 
-// apart is the mark of rows of an edit for all keys that are measured otherwise than most.
+// apart returns the mark for rows of an edit for all keys that are measured by other definitions
+// than most.
 func apart(mark time.Time) time.Time { return mark.Add(time.Microsecond) }
 
-// own returns the marks of an edit.
+// own returns the marks that an edit uses.
 func (k *keeping) own() []time.Time { return []time.Time{k.at, apart(k.at)} }
 
-// asMost reports whether a key is measured as most keys of an edit are.
+// asMost reports whether a key is measured by the same definitions as most keys of an edit.
 func (k *keeping) asMost(key string, is, will ratelimit.Limit) bool {
 	return k.most.marks() && k.most.by[1] == is && k.most.by[2] == will &&
 		!slices.ContainsFunc(k.pending, func(p pending) bool { return p.key == key })
 }
 
-// pending is rows of a limit that have a mark: by what they are measured, until they are raised to
-// what holds.
+// pending is an entry for marked rows of a limit. It has the definitions by which they are
+// measured, until they are raised to the definition in force.
 type pending struct {
 	id   string
 	name string
 	key  string // or AllKeys
 	mark time.Time
 	by   []ratelimit.Limit
-	done string // of those of all keys: the last whose rows are completed
+	done string // of an entry for all keys: the last key that is completed
 }
 
 // marks reports whether rows have the mark.
@@ -88,13 +89,14 @@ func (p *pending) cuts() bool {
 	return p.marks() && p.by[2].Definition().Capacity < p.by[1].Definition().Capacity
 }
 
-// twice reports whether an edit that takes from rows leaves some measured by less than it: they are raised
-// later, once no process takes by that.
+// twice reports whether a cut leaves rows measured by less than its own capacity. They are raised
+// later, once no process takes by less.
 func (p *pending) twice() bool {
 	return p.cuts() && p.by[0].Definition().Capacity < p.by[2].Definition().Capacity
 }
 
-// marked returns how rows of a key are measured that have marks.
+// marked returns the marks that rows of a key may have, with the definitions by which each
+// measures.
 func marked(all []pending, key string) (of []ratelimit.Marked) {
 	for _, p := range all {
 		if p.key == key || p.key == AllKeys {

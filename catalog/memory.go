@@ -12,9 +12,9 @@ import (
 
 // memory is the catalog in memory.
 type memory struct {
-	keeping   sync.Mutex // of one edit that changes rows
-	editing   sync.Mutex // of one edit, which reads and writes
-	mu        sync.Mutex // of all that follows
+	keeping   sync.Mutex // held during an edit that changes rows
+	editing   sync.Mutex // held while an edit reads and writes
+	mu        sync.Mutex // guards the fields below
 	published map[string]published
 	overrides map[place]Entry
 	changes   []Change
@@ -29,7 +29,7 @@ func newMemory(clock func() time.Time) *memory {
 	return &memory{published: map[string]published{}, overrides: map[place]Entry{}, clock: clock}
 }
 
-// read reads all: a copy that costs as much as the changes is not worth more.
+// read reads everything, since copying everything costs no more than copying the changes.
 func (m *memory) read() *reading {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -43,7 +43,8 @@ func (m *memory) read() *reading {
 	return r
 }
 
-// rowsOf is the table's rowsOf. It needs mu, as do publish, set, unset, forget and log.
+// rowsOf returns what the table's rowsOf does. The caller holds mu, as for publish, set, unset,
+// forget and log.
 func (m *memory) rowsOf(names []string, key string) *reading {
 	r := &reading{whole: true, at: m.clock()}
 	for _, name := range names {
@@ -105,7 +106,7 @@ func (m *memory) log(at place, was, became json.RawMessage, who string) {
 	m.changes = append(m.changes, Change{Version: m.version, At: m.clock(), Role: "memory", Who: who, Name: at.name, Key: at.key, Was: was, Became: became})
 }
 
-// history is the table's history.
+// history returns what the table's history does.
 func (m *memory) history(name string, key *string, most int) (changes []Change) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -128,8 +129,8 @@ func (m *memory) pruneHistory(age time.Duration) int64 {
 	return int64(had - len(m.changes))
 }
 
-// jsonOf returns a definition or an override as the history has it, in the words of the table;
-// nil if there is none.
+// jsonOf returns a definition or an override as the history stores it, in the words of the table;
+// nil without one.
 func jsonOf[T published | Override](v T, ok bool) json.RawMessage {
 	if !ok {
 		return nil
@@ -169,11 +170,11 @@ func jsonOf[T published | Override](v T, ok bool) json.RawMessage {
 		put("note", v.Note != "", v.Note)
 		row["enabled"] = v.Switch != Off
 	}
-	text, _ := json.Marshal(row) // which has nothing that could not be
+	text, _ := json.Marshal(row) // it has nothing that JSON lacks
 	return text
 }
 
-// finite is a number for JSON, which has none for infinity.
+// finite returns a number for JSON, which has no infinity.
 func finite(v float64) any {
 	if math.IsInf(v, 0) {
 		return "Infinity"

@@ -121,7 +121,8 @@ func (o *Override) replaces() bool {
 		o.AtOnce != 0 || o.Lease != 0 || o.Mode != 0
 }
 
-// edited returns o with the changes of an edit: first its Clear, then the fields that it names.
+// edited returns o after an edit, which first clears the fields of its Clear and then sets those
+// that it names.
 func (o Override) edited(by *Override) Override {
 	o = by.over(o.without(by.Clear))
 	o.Until = cmp.Or(by.Until.UTC().Truncate(time.Microsecond), o.Until)
@@ -129,7 +130,7 @@ func (o Override) edited(by *Override) Override {
 	return o
 }
 
-// without returns o without fields.
+// without returns o without some fields.
 func (o Override) without(fields Fields) Override {
 	for i, zero := range [...]func(){
 		func() { o.Rate = 0 },
@@ -150,7 +151,7 @@ func (o Override) without(fields Fields) Override {
 	return o
 }
 
-// over returns below with the fields of a limit that o replaces.
+// over returns below with those fields of a limit that o replaces.
 func (o *Override) over(below Override) Override {
 	below.Rate, below.Period = cmp.Or(o.Rate, below.Rate), cmp.Or(o.Period, below.Period)
 	below.Capacity, below.MaxReserved = cmp.Or(o.Capacity, below.Capacity), cmp.Or(o.MaxReserved, below.MaxReserved)
@@ -159,16 +160,16 @@ func (o *Override) over(below Override) Override {
 	return below
 }
 
-// follows reports whether a limit's capacity is its rate, as it is by default. In the catalog it
-// is NULL then. (Where the rate is below 1, that is no default.)
+// follows reports whether a limit's capacity is its rate, as it is by default. The catalog then
+// stores NULL. (Below a rate of 1 that is no default.)
 func follows(d ratelimit.Definition) bool { return d.Capacity == d.Rate && d.Rate >= 1 }
 
-// on returns d with the fields that o replaces. A capacity that is the rate follows it, so that
-// a rate that is raised is not left with the burst of before; SQL has it as NULL.
+// on returns d with the fields that o replaces. A capacity that is the rate follows it, so a raised
+// rate does not keep its earlier burst. SQL stores such a capacity as NULL.
 func (o Override) on(d ratelimit.Definition) ratelimit.Definition {
 	follows := follows(d)
 	d.Rate, d.Period, d.Slots = cmp.Or(o.Rate, d.Rate), cmp.Or(o.Period, d.Period), cmp.Or(o.Slots, d.Slots)
-	if follows && d.Rate > 0 { // otherwise the rate is at fault, and not the capacity
+	if follows && d.Rate > 0 { // an invalid rate is reported as such, not as a capacity
 		d.Capacity = d.Rate
 	}
 	if o.Capacity != 0 {
@@ -180,7 +181,7 @@ func (o Override) on(d ratelimit.Definition) ratelimit.Definition {
 	return d
 }
 
-// orZero is an amount of a limit's field as a Definition has it.
+// orZero converts an amount from a limit's field to a Definition's: None becomes 0.
 func orZero(v float64) float64 {
 	if v == ratelimit.None {
 		return 0
@@ -188,7 +189,7 @@ func orZero(v float64) float64 {
 	return v
 }
 
-// orNone is an amount of a Definition as a limit's field has it.
+// orNone converts an amount from a Definition's to a limit's field: 0 becomes None.
 func orNone(v float64) float64 {
 	if v == 0 {
 		return ratelimit.None
@@ -245,8 +246,8 @@ func (o Override) inFlight(l ratelimit.InFlight) (ratelimit.InFlight, error) {
 	return l, l.Validate()
 }
 
-// published is the definition that a program has published under a name: of a limit; or of one
-// in flight, with a Definition that has the name only.
+// published is what a program has published under a name: a definition; or a limit of how many at
+// once, whose Definition has only the name.
 type published struct {
 	ratelimit.Definition
 	inFlight *ratelimit.InFlight // nil for a limit
@@ -255,13 +256,13 @@ type published struct {
 // kindInFlight is the table's kind of a [ratelimit.InFlight], which no other limit has.
 const kindInFlight = "in flight"
 
-// inFlightOf returns l as it is published, which is without a mode.
+// inFlightOf returns l as it is published: without a mode.
 func inFlightOf(l ratelimit.InFlight) published {
 	l.Lease, l.Mode, l.RefusedUntil = l.LeaseOrDefault(), 0, time.Time{}
 	return published{Definition: ratelimit.Definition{Name: l.Name}, inFlight: &l}
 }
 
-// kind is the kind as the table has it.
+// kind returns the kind as the table names it.
 func (p *published) kind() string {
 	if p.inFlight != nil {
 		return kindInFlight
@@ -269,7 +270,7 @@ func (p *published) kind() string {
 	return p.Kind.String()
 }
 
-// alike reports whether the two are the same in the table.
+// alike reports whether the table stores both alike.
 func (p *published) alike(q *published) bool {
 	if p.inFlight != nil && q.inFlight != nil {
 		return *p.inFlight == *q.inFlight
@@ -312,7 +313,7 @@ func (e *Entry) check(p *published) error {
 	return ratelimit.Request{Limit: limit, Key: key, Mode: e.Mode}.Validate()
 }
 
-// amount reads an amount as it is stored: NULL for none that is given, 0 for none.
+// amount reads a stored amount: 0 for NULL, None for 0.
 func amount(v *float64) float64 {
 	if v == nil {
 		return 0
@@ -320,7 +321,7 @@ func amount(v *float64) float64 {
 	return orNone(*v)
 }
 
-// stored is an amount as it is stored.
+// stored returns an amount as it is stored.
 func stored(v float64) *float64 {
 	if v == 0 {
 		return nil
@@ -329,7 +330,7 @@ func stored(v float64) *float64 {
 	return &v
 }
 
-// keyOf returns a key as it is read, which is NULL for all keys.
+// keyOf returns a key that was read; NULL stands for all keys.
 func keyOf(p *string) string {
 	if p == nil {
 		return AllKeys
@@ -337,7 +338,7 @@ func keyOf(p *string) string {
 	return *p
 }
 
-// keyArg returns a key as an argument, which is NULL for all keys.
+// keyArg returns a key as an argument; NULL for all keys.
 func keyArg(key string) *string {
 	if key == AllKeys {
 		return nil
@@ -353,7 +354,7 @@ func or[T any](p *T) (v T) {
 	return v
 }
 
-// alike reports whether two definitions are the same in the catalog, which keeps instants in
+// alike reports whether the catalog stores two definitions alike. It stores instants in
 // microseconds.
 func alike(a, b ratelimit.Definition) bool {
 	a.Start, b.Start = a.Start.Truncate(time.Microsecond).UTC(), b.Start.Truncate(time.Microsecond).UTC()

@@ -12,17 +12,18 @@ import (
 )
 
 const (
-	// keptAtOnce is how many keys of an edit for all keys are changed in one transaction.
+	// keptAtOnce is how many keys are changed in one transaction of an edit for all keys.
 	keptAtOnce = 100
 
-	// leased is for how long nobody else completes what a process is at.
+	// leased is how long a process has an entry for itself.
 	leased = 30 * time.Second
 
-	// unsure has a key's rows be due with those of the edit for all keys that marks them.
+	// unsure makes the entry of a key due together with that of the edit for all keys that wrote
+	// it.
 	unsure = time.Duration(-1)
 )
 
-// pendingNow is the clock that decides: the database's, unless $1 is another.
+// pendingNow is the clock that decides: $1, or if that is NULL the database's.
 const pendingNow = `coalesce($1::timestamptz, clock_timestamp())`
 
 const readPending = `SELECT (extract(epoch FROM ` + pendingNow + `) * 1000000)::int8,
@@ -30,8 +31,8 @@ const readPending = `SELECT (extract(epoch FROM ` + pendingNow + `) * 1000000)::
 	p.id::text, p.key, (extract(epoch FROM p.mark) * 1000000)::int8, p.measured
 FROM (SELECT) AS one LEFT JOIN rate_limit_pending AS p ON p.name = $2::text AND ($3::text IS NULL OR p.key IS NULL OR p.key = $3::text) ORDER BY p.id`
 
-// pending reads what is pending of a key, the newest version in the history of what holds for it, and the
-// clock; for AllKeys, of all keys of the limit.
+// pending reads the entries that concern a key, the newest version in its history, and the clock.
+// For AllKeys it reads those of all keys of the limit.
 func (t *table) pending(ctx context.Context, q querier, name, key string, clock func() time.Time) (all []pending, version int64, at time.Time, err error) {
 	rows, err := q.Query(ctx, t.sql(readPending), clockArg(clock), name, keyArg(key))
 	if err != nil {
@@ -68,7 +69,8 @@ const readPendingOfOthers = `SELECT (SELECT max(h.version) FROM rate_limit_histo
 	array(SELECT p.id::text FROM rate_limit_pending AS p
 		WHERE p.name = $1::text AND ($3::text IS NULL OR p.key IS NULL OR p.key = $3::text) AND p.mark <> ALL ($2::timestamptz[]) ORDER BY p.id)`
 
-// pendingOfOthers reads which others are pending beside an edit, and the newest version of what it concerns.
+// pendingOfOthers reads the entries of other edits that concern an edit's key, and the newest
+// version in its history.
 func (t *table) pendingOfOthers(ctx context.Context, q querier, k *keeping) (ids []string, version int64, err error) {
 	var newest *int64
 	rows, err := q.Query(ctx, t.sql(readPendingOfOthers), k.edit.Name, k.own(), keyArg(k.edit.Key))
@@ -97,7 +99,8 @@ VALUES ($2::text, $3::text, $4::timestamptz, $5::text::jsonb, coalesce(` + pendi
 RETURNING p.id::text`
 	putOffPending = `UPDATE rate_limit_pending AS p SET due = ` + pendingNow + ` + $4::float8 * interval '1 microsecond', done = $5::text
 WHERE p.name = $2::text AND p.key IS NULL AND p.mark = $3::timestamptz`
-	// Keys that are pending beside an edit for all keys; of all such edits without a mark. A cut is due now.
+	// Entries that were written beside the edit for all keys with this mark, or with NULL beside
+	// any. A cut is due now.
 	releasePending = `UPDATE rate_limit_pending AS p SET due = ` + pendingNow + ` +
 	CASE WHEN replace(p.measured->2->>'capacity', 'none', '0')::float8 < replace(p.measured->1->>'capacity', 'none', '0')::float8 THEN 0 ELSE $4::float8 END * interval '1 microsecond'
 WHERE p.name = $2::text AND p.due = 'infinity' AND ($3::timestamptz IS NULL OR p.mark = $3::timestamptz)`
@@ -109,7 +112,7 @@ WHERE p.id = (SELECT d.id FROM rate_limit_pending AS d WHERE d.due <= ` + pendin
 RETURNING p.id::text, p.name, p.key, (extract(epoch FROM p.mark) * 1000000)::int8, p.measured, coalesce(p.done, '')`
 )
 
-// putPending writes what is pending of a key in place of what was, to be completed after a time.
+// putPending replaces the entry of a key. The new one is due after a time.
 func (t *table) putPending(ctx context.Context, q querier, p *pending, after time.Duration, clock func() time.Time) error {
 	if _, err := q.Exec(ctx, t.sql(dropPending), p.name, p.key); err != nil || len(p.by) == 0 {
 		return fault("write what is pending", err)
@@ -117,7 +120,7 @@ func (t *table) putPending(ctx context.Context, q querier, p *pending, after tim
 	return t.addPending(ctx, q, p, after, clock)
 }
 
-// addPending writes what is pending besides what is.
+// addPending writes an entry, and leaves others.
 func (t *table) addPending(ctx context.Context, q querier, p *pending, after time.Duration, clock func() time.Time) error {
 	all := make([]ratelimit.Definition, len(p.by))
 	for i, l := range p.by {
@@ -138,21 +141,21 @@ func (t *table) addPending(ctx context.Context, q querier, p *pending, after tim
 	return fault("write what is pending", err)
 }
 
-// release has keys that are pending beside an edit for all keys be due after a time, or beside all such
-// edits if the mark is zero.
+// release makes the unsure entries of an edit for all keys due after a time. With a zero mark it
+// releases those of all such edits.
 func (t *table) release(ctx context.Context, q querier, name string, mark time.Time, after time.Duration, clock func() time.Time) error {
 	_, err := q.Exec(ctx, t.sql(releasePending), clockArg(clock), name, orNull(mark), float64(after.Microseconds()))
 	return fault("write what is pending", err)
 }
 
-// putOff has what is pending be due after a time, with the last key whose rows are completed. It reports
-// false if it is gone.
+// putOff makes an entry due after a time, and writes how far it is completed. It reports false if
+// the entry is gone.
 func (t *table) putOff(ctx context.Context, q querier, p *pending, after time.Duration, clock func() time.Time) (bool, error) {
 	tag, err := q.Exec(ctx, t.sql(putOffPending), clockArg(clock), p.name, p.mark, float64(after.Microseconds()), notZero(p.done))
 	return tag.RowsAffected() > 0, fault("write what is pending", err)
 }
 
-// endPending ends what is pending. What is completed twice is then due after a time, and no cut any more.
+// endPending ends an entry. If it is completed twice, it becomes a raise instead, due after a time.
 func (t *table) endPending(ctx context.Context, q querier, p *pending, after time.Duration, clock func() time.Time) (err error) {
 	if p.twice() {
 		_, err = q.Exec(ctx, t.sql(cutPending), clockArg(clock), p.id, float64(after.Microseconds()))
@@ -162,7 +165,7 @@ func (t *table) endPending(ctx context.Context, q querier, p *pending, after tim
 	return fault("write what is pending", err)
 }
 
-// claim returns what is due and nobody is at, nil if there is nothing.
+// claim returns an entry that is due and that no process works on; nil if there is none.
 func (t *table) claim(ctx context.Context, clock func() time.Time) (*pending, error) {
 	rows, err := t.pool.Query(ctx, t.sql(claimPending), clockArg(clock), float64(leased.Microseconds()))
 	if err != nil {
@@ -187,7 +190,7 @@ func (t *table) claim(ctx context.Context, clock func() time.Time) (*pending, er
 
 const overdue = `SELECT p.name, count(*)::int8 FROM rate_limit_pending AS p WHERE p.due < ` + pendingNow + ` - $2::float8 * interval '1 microsecond' GROUP BY p.name ORDER BY p.name`
 
-// Overdue returns the names of limits of which raises should have been completed for a time.
+// Overdue returns the names of limits with raises that are overdue for longer than since.
 func (c *Catalog) Overdue(ctx context.Context, since time.Duration) (names []string, err error) {
 	if err := c.usable(); err != nil || c.memory != nil {
 		return nil, err
@@ -207,9 +210,9 @@ func (c *Catalog) Overdue(ctx context.Context, since time.Duration) (names []str
 	return names, fault("look for what is due", err)
 }
 
-// Complete has rows that were raised have what the raise gives them, once all processes know of it. It
-// returns of how many keys it looked at the rows. [Catalog.Run] calls it, with a Config.Store.
-// Several processes share the work. A process that dies is followed by another within 30 seconds.
+// Complete raises the rows that wait for a raise, once all processes know of it. It returns how
+// many keys' rows it looked at. [Catalog.Run] calls it if there is a Config.Store. Several
+// processes share the work. If a process dies, another goes on within 30 seconds.
 func (c *Catalog) Complete(ctx context.Context) (keys int, err error) {
 	if err := c.usable(); err != nil || c.memory != nil {
 		return 0, err
@@ -231,8 +234,9 @@ func (c *Catalog) Complete(ctx context.Context) (keys int, err error) {
 	}
 }
 
-// complete completes what was claimed. Rows lose their mark when they are raised, so none is raised
-// twice. Of a cut while a raise is pending, it first cuts the rows that are uncut.
+// complete completes an entry that was claimed. Rows lose their mark when they are raised, so none
+// is raised twice. If the entry is a cut that was made while a raise was pending, complete first
+// cuts the rows that are uncut.
 func (c *Catalog) complete(ctx context.Context, p *pending) (keys int, err error) {
 	if err := c.Refresh(ctx); err != nil {
 		return 0, err
@@ -279,8 +283,8 @@ func (c *Catalog) complete(ctx context.Context, p *pending) (keys int, err error
 	})
 }
 
-// completeEach completes what is pending of all keys by raise, some at a time. A row that stays locked holds
-// up no other: its key is pending by itself.
+// completeEach completes an entry for all keys by raise, some keys at a time. A row that stays
+// locked holds up no other: its key gets an entry of its own.
 func (c *Catalog) completeEach(ctx context.Context, limit ratelimit.Limit, p *pending, raise func(some []string) error) error {
 	return c.eachKeys(ctx, limit, p.done, func(some []string) error {
 		err := raise(some)
@@ -301,12 +305,12 @@ func (c *Catalog) completeEach(ctx context.Context, limit ratelimit.Limit, p *pe
 	})
 }
 
-// timedOut reports whether an error is that of a time-out other than the caller's.
+// timedOut reports whether an error comes from a timeout other than the caller's.
 func timedOut(ctx context.Context, err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil
 }
 
-// replacement returns how the rows of a key that have the mark are completed by what holds.
+// replacement returns how the marked rows of a key are completed by the limit in force.
 func (p *pending) replacement(holds ratelimit.Request) ratelimit.Replacement {
 	r := ratelimit.Replacement{Key: holds.Key, From: holds.Limit, To: holds.Limit, Marked: []ratelimit.Marked{{Mark: p.mark, By: p.by}}, Only: true}
 	if d := holds.Limit.Definition(); p.twice() {
@@ -316,7 +320,8 @@ func (p *pending) replacement(holds ratelimit.Request) ratelimit.Replacement {
 	return r
 }
 
-// eachKeys calls do with the keys of a limit after one that have rows, some at a time, in their order.
+// eachKeys calls do with the keys of a limit that have rows, in order and some at a time, beginning
+// after one.
 func (c *Catalog) eachKeys(ctx context.Context, limit ratelimit.Limit, after string, do func(keys []string) error) error {
 	for {
 		var keys []string
@@ -338,7 +343,7 @@ func (c *Catalog) eachKeys(ctx context.Context, limit ratelimit.Limit, after str
 	}
 }
 
-// clockArg is the clock of tests as an argument, NULL for the database's.
+// clockArg returns the clock of tests as an argument; NULL for the database's.
 func clockArg(clock func() time.Time) *time.Time {
 	if clock == nil {
 		return nil

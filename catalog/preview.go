@@ -41,9 +41,9 @@ type Edit struct {
 	// AsIs has [Catalog.Apply] leave the rows as they are, also with a [Config.Store].
 	AsIs bool
 
-	by            *Override // nil to remove it
-	before, after *view     // of Preview, for Resolve
-	keeps         bool      // unless AsIs, what was used stays used
+	by            *Override // nil for a removal
+	before, after *view     // the catalog before and after, for Resolve
+	keeps         bool      // the edit keeps what was used, unless AsIs
 }
 
 // ErrChanged is the error of an edit that was agreed to, of an override that is another by now.
@@ -54,7 +54,7 @@ func (e *Edit) Changes() bool {
 	return !sameOverride(e.Was, e.Became)
 }
 
-// sameOverride reports whether two overrides are the same, or both none.
+// sameOverride reports whether two overrides are the same, or both nil.
 func sameOverride(a, b *Override) bool {
 	if a == nil || b == nil {
 		return a == b
@@ -90,7 +90,7 @@ func (e *Edit) InFlight(limit ratelimit.InFlight, key string) (before, after rat
 	return e.before.inFlight(limit, key, nil), e.after.inFlight(limit, key, nil)
 }
 
-// edited returns what an edit makes of the override of a key, or its removal if by is nil.
+// edited returns the Edit that an override makes of a key's override; nil by removes it.
 func (v *view) edited(name, key string, by *Override) (Edit, error) {
 	f := v.limits[name]
 	made := Edit{Name: name, Key: key, by: by, before: v}
@@ -124,7 +124,7 @@ func (v *view) edited(name, key string, by *Override) (Edit, error) {
 	return made, nil
 }
 
-// checkEdit returns the fault of what an edit makes.
+// checkEdit returns the fault of an edited override.
 func (e *Entry) checkEdit(by *Override, p *published) error {
 	bad := func(field string, value any, reason string) error {
 		return &ratelimit.FieldError{Package: "catalog", Limit: e.Name, Field: field, Value: value, Reason: reason}
@@ -155,7 +155,7 @@ func (f *family) lower(o *Override) (fields []string) {
 		}
 	}
 	if p := f.published; p.inFlight != nil {
-		made, _ := o.inFlight(*p.inFlight) // which is checked
+		made, _ := o.inFlight(*p.inFlight) // it has been checked
 		add(made.Limit < p.inFlight.Limit, "AtOnce")
 	} else if limit, err := o.limit(p.Definition); err == nil {
 		d := limit.Definition()
@@ -174,7 +174,7 @@ func changes(from, to ratelimit.Limit) bool {
 	return a != b
 }
 
-// leftOf returns what is left of a key by a status of before.
+// leftOf returns what is left of a key, from its status before the edit.
 func leftOf(before *ratelimit.Status, to ratelimit.Limit, within time.Duration) *Left {
 	d, was := to.Definition(), before.Request.Limit.Definition()
 	l := &Left{Before: before.Value, Of: was.Capacity, AfterOf: d.Capacity, After: before.Value + d.Capacity - was.Capacity}

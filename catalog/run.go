@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Run refreshes every Config.Every, spread by a tenth, until ctx ends. It begins at once, if
-// nothing has been read yet. Faults are told to the logger, and by [Catalog.Age].
+// Run refreshes every Config.Every, spread by a tenth, until ctx ends. It begins at once if nothing
+// has been read yet. Faults are logged, and [Catalog.Age] shows them.
 func (c *Catalog) Run(ctx context.Context) {
 	if c.usable() != nil {
 		return
@@ -24,7 +24,7 @@ func (c *Catalog) Run(ctx context.Context) {
 			timer.Stop()
 			return
 		case <-timer.C:
-			_ = c.Refresh(ctx) // which tells the logger
+			_ = c.Refresh(ctx) // it logs errors
 			if c.config.Store == nil || c.memory != nil {
 				continue
 			}

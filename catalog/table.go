@@ -27,11 +27,11 @@ type querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// table is the catalog in PostgreSQL.
+// table reads and writes the catalog in PostgreSQL.
 type table struct {
 	pool        *pgxpool.Pool
-	definitions string            // the table's name, with the schema
-	names       *strings.Replacer // with the schema
+	definitions string            // the name of the definitions' table, with the schema
+	names       *strings.Replacer // adds the schema to names
 }
 
 func newTable(pool *pgxpool.Pool, schema string) *table {
@@ -47,17 +47,17 @@ func newTable(pool *pgxpool.Pool, schema string) *table {
 
 func (t *table) sql(text string) string { return t.names.Replace(text) }
 
-// columns are those of a definition or override, as scan reads them: instants and spans are
-// microseconds, so that no DateStyle and no IntervalStyle matters.
+// columns are the columns of a row, as scan reads them. Instants and spans are microseconds, so
+// that no DateStyle or IntervalStyle changes them.
 const columns = `d.name, d.key, d.kind, d.rate, (extract(epoch FROM d.period) * 1000000)::int8, d.capacity, d.max_reserved,
 	d.shards, (extract(epoch FROM d.start) * 1000000)::int8, d.slots, d.every, d.zone, to_char(d.anchor, 'YYYY-MM-DD'), d.time,
 	d.at_once, (extract(epoch FROM d.lease) * 1000000)::int8, d.mode, d.enabled, (extract(epoch FROM d.until) * 1000000)::int8,
 	coalesce(d.note, ''), (extract(epoch FROM d.updated_at) * 1000000)::int8`
 
-// clock is the database's.
+// clock reads the database's clock.
 const clock = `(extract(epoch FROM clock_timestamp()) * 1000000)::int8`
 
-// storedRow is a row as it is read. Every field can be NULL where there is no row.
+// storedRow is a row as it is read. Without a row, every field is NULL.
 type storedRow struct {
 	name, key, kind             *string
 	rate, capacity, maxReserved *float64
@@ -107,10 +107,10 @@ func (s *storedRow) published() (published, error) {
 	return published{Definition: d}, err
 }
 
-// microseconds is a span as it is read, 0 for NULL.
+// microseconds returns a span that was read; 0 for NULL.
 func microseconds(v *int64) time.Duration { return time.Duration(or(v)) * time.Microsecond }
 
-// instant is an instant as it is read, the zero time for NULL.
+// instant returns an instant that was read; the zero time for NULL.
 func instant(v *int64) time.Time {
 	if v == nil {
 		return time.Time{}
@@ -134,7 +134,7 @@ func (s *storedRow) definition() (ratelimit.Definition, error) {
 		if d.Every, err = ratelimit.ParseUnit(*s.every); err == nil {
 			d.Anchor, err = ratelimit.ParseDate(or(s.anchor))
 		}
-		d.Time, _ = bucket.ParseTimeOfDay(or(s.time)) // which the table checks; NULL is midnight
+		d.Time, _ = bucket.ParseTimeOfDay(or(s.time)) // the table checks it; NULL is midnight
 		if err != nil {
 			return ratelimit.Definition{}, err
 		}
@@ -162,13 +162,13 @@ func (s *storedRow) entry() (e Entry, err error) {
 	return e, err
 }
 
-// poll reads the clock and the newest change, and whether the one that is known is there as it
-// was read.
+// poll reads the clock, the newest change, and the instant of a change that was read before, to see
+// whether it is the same one.
 const poll = `SELECT ` + clock + `,
 	(SELECT h.version FROM rate_limit_history AS h ORDER BY h.version DESC LIMIT 1),
 	(SELECT (extract(epoch FROM h.at) * 1000000)::int8 FROM rate_limit_history AS h WHERE h.version = $1::int8)`
 
-// newest is joined to by queries of rows, so that there is a row in any case, of one snapshot.
+// newest is joined by queries of rows, so that they always return a row, all of one snapshot.
 const newest = `(SELECT ` + clock + ` AS now) AS n
 LEFT JOIN (SELECT h.version, (extract(epoch FROM h.at) * 1000000)::int8 AS at FROM rate_limit_history AS h ORDER BY h.version DESC LIMIT 1) AS v ON true`
 
@@ -176,7 +176,8 @@ const readAll = `SELECT ` + columns + `, n.now, v.version, v.at
 FROM ` + newest + `
 LEFT JOIN rate_limit_definitions AS d ON true`
 
-// readChanged reads the rows of names and keys that have changed, or a change without a row.
+// readChanged reads the rows of changed names and keys. A change whose row is gone has a row of
+// NULLs.
 const readChanged = `SELECT ` + columns + `, n.now, v.version, v.at, c.name, c.key
 FROM ` + newest + `
 CROSS JOIN (SELECT DISTINCT h.name, h.key FROM rate_limit_history AS h WHERE h.version > $1::int8) AS c
@@ -186,8 +187,8 @@ LEFT JOIN LATERAL (
 	SELECT d.* FROM rate_limit_definitions AS d WHERE d.name = c.name AND d.key IS NULL AND c.key IS NULL
 ) AS d ON true`
 
-// read reads the changes since a mark, nil when there are none; all, if they cannot be told. at
-// is the clock.
+// read reads the changes since a mark: nil if there are none, or everything if the mark's change is
+// gone. at is the clock.
 func (t *table) read(ctx context.Context, known mark) (r *reading, at time.Time, err error) {
 	if known.version == 0 {
 		return t.readAll(ctx)
@@ -250,13 +251,13 @@ func (t *table) readChanged(ctx context.Context, known mark) (r *reading, at tim
 	if err := t.scan(rows, r, &name, &key); err != nil {
 		return nil, at, err
 	}
-	if r.whole || r.mark.version == 0 { // truncated, or without the change that was seen
+	if r.whole || r.mark.version == 0 { // truncated, or the change that was seen is gone
 		return t.readAll(ctx)
 	}
 	return r, r.at, nil
 }
 
-// rowsOf reads the rows of names without a key, and those of one key.
+// rowsOf reads the rows of names: those without a key, and those of one key.
 const rowsOf = `SELECT ` + columns + `, ` + clock + ` FROM rate_limit_definitions AS d
 WHERE d.name = ANY ($1::text[]) AND (d.key IS NULL OR d.key = $2::text)`
 
@@ -349,8 +350,8 @@ func (t *table) unset(ctx context.Context, q querier, name, key string) error {
 	return fault("unset an override", err)
 }
 
-// lock is the lock of those who write definitions, which the history's trigger takes. Whoever
-// has it sees what the one before has committed, by the next statement.
+// lock takes the lock for writing definitions, which the history's trigger takes too. Its next
+// statement sees what the holder before has committed.
 const lock = `SELECT pg_advisory_xact_lock(hashtextextended('rate_limit_definitions', $1::text::regclass::oid::int8))`
 
 func (t *table) lock(ctx context.Context, q querier) error {
@@ -400,7 +401,7 @@ func (t *table) pruneHistory(ctx context.Context, age time.Duration) (int64, err
 	return tag.RowsAffected(), fault("prune the history", err)
 }
 
-// notZero is an argument that is NULL for the zero value.
+// notZero returns an argument that is NULL for the zero value.
 func notZero[T comparable](v T) *T {
 	if v == *new(T) {
 		return nil
@@ -408,7 +409,7 @@ func notZero[T comparable](v T) *T {
 	return &v
 }
 
-// orNull is an instant as an argument.
+// orNull returns an instant as an argument; NULL for the zero time.
 func orNull(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil

@@ -12,35 +12,35 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// view is a reading of the catalog. It is immutable but for the limits that it remembers for
-// its overrides.
+// view is a reading of the catalog. It is immutable, but remembers the limits that its overrides
+// make.
 type view struct {
 	limits map[string]*family // by name
-	mark   mark               // up to which it was read
+	mark   mark               // the newest change in it
 	at     time.Time          // of the reading, on the clock that decides
-	read   time.Time          // on the process's
+	read   time.Time          // the process's clock at the reading
 }
 
-// mark is the newest change that was read: by its version, and its instant, since after a
-// fail-over that has lost changes versions are given out again.
+// mark names the newest change that was read, by its version and its instant. A version alone could
+// be another change: a fail-over that lost changes gives their versions out again.
 type mark struct {
 	version int64
 	at      int64 // in microseconds since 1970
 }
 
-// family is the rows of a name.
+// family holds the rows of a name.
 type family struct {
 	published *published
 	all       *entry
 	keys      keyed[entry]
 	faults    map[string]error // of rows that are not used, by key
 
-	// bases are the limits in code, which are plans of one name, for which entries remember
-	// their limits.
+	// bases are the limits in code, such as plans of one name, for which entries remember the
+	// limits that they make.
 	bases atomic.Pointer[[]*base]
 }
 
-// mostBases is how many plans of a name are remembered.
+// mostBases is how many limits in code are remembered for a name.
 const mostBases = 16
 
 // base is a limit in code, with the override for all keys.
@@ -52,35 +52,35 @@ type base struct {
 // entry is an override that is looked up. The fields that a look-up reads are first.
 type entry struct {
 	chosen atomic.Pointer[choice]
-	until  int64 // when it is over, in microseconds since 1970; 0 for never
+	until  int64 // the override's end in microseconds since 1970; 0 for never
 	Entry
 }
 
-// choice is the limit that an override made of a base.
+// choice is the limit that an override makes of a base.
 type choice struct {
 	base  *base
 	limit ratelimit.Limit
-	own   bool // a key's own: another than the base's
+	own   bool // the limit differs from that of other keys, by the key's own override
 }
 
-// place is a name and a key of rows; with AllKeys, those without a key.
+// place names the rows of a name and key; with AllKeys, the rows without a key.
 type place struct{ name, key string }
 
-// publishedKey stands for a key in the fault of a published definition.
+// publishedKey stands for a key where a published definition has a fault.
 const publishedKey = "\x00published"
 
-// reading is the rows read of the catalog: all, or those that have changed.
+// reading holds rows read from the catalog: all rows, or those that have changed.
 type reading struct {
 	whole     bool
-	changed   []place // unless it is whole
+	changed   []place // empty if whole
 	published []published
 	overrides []Entry
-	broken    map[place]error // rows that cannot be
+	broken    map[place]error // rows that are invalid
 	mark      mark
 	at        time.Time // on the clock that decides
 }
 
-// breaks notes that a row cannot be.
+// breaks notes that a row is invalid.
 func (r *reading) breaks(at place, err error) {
 	if r.broken == nil {
 		r.broken = map[place]error{}
@@ -88,9 +88,9 @@ func (r *reading) breaks(at place, err error) {
 	r.broken[at] = err
 }
 
-// with returns the view after a reading, which the process asked for at an instant, and the
-// places whose faults the reading tells. It copies what has changed, and of the rest of a name
-// no more than a part.
+// with returns the view after a reading, and the places with faults that the reading found. asked
+// is when the process began to read. It copies what has changed, and of each changed name only some
+// parts.
 func (v *view) with(r *reading, asked time.Time) (after *view, told []place) {
 	after = &view{limits: map[string]*family{}, mark: r.mark, at: r.at, read: asked}
 	if v != nil && !r.whole {
@@ -138,13 +138,13 @@ func newEntry(of *Entry) *entry {
 	return e
 }
 
-// edition is a changed copy of a family in the making.
+// edition is a changed copy of a family that is being made.
 type edition struct {
 	family
 	keys  *draft[entry]
 	was   *published
-	fresh []*entry        // that were put
-	told  map[string]bool // keys of faults that were found
+	fresh []*entry        // overrides that were put
+	told  map[string]bool // keys with faults that were found
 }
 
 func (f *family) edition() *edition {
@@ -169,7 +169,7 @@ func (e *edition) unset(key string) {
 	}
 }
 
-// remove removes the rows of a key; those without a key are the definition, too.
+// remove removes the rows of a key; with AllKeys also the definition.
 func (e *edition) remove(key string) {
 	e.unset(key)
 	if key == AllKeys {
@@ -194,12 +194,12 @@ func (e *edition) faulty(key string, err error) {
 	e.faults[key], e.told[key] = err, true
 }
 
-// finish checks the overrides that are new, or all if the definition is, and returns the family.
+// finish checks the new overrides, or all if the definition is new, and returns the family.
 func (e *edition) finish() *family {
 	e.family.keys = e.keys.keyed
 	check := e.fresh
 	switch {
-	case e.published == nil: // nothing to be held against
+	case e.published == nil: // there is nothing to check overrides against
 		maps.DeleteFunc(e.faults, func(key string, _ error) bool { return !e.told[key] })
 		return &e.family
 	case e.was == nil || !e.was.alike(e.published):
@@ -227,7 +227,7 @@ func (f *family) entry(key string) *entry {
 	return f.keys.get(key)
 }
 
-// entries returns the overrides of a name, that for all keys first.
+// entries returns the overrides of a name; that for all keys comes first.
 func (f *family) entries() (entries []*entry) {
 	f.keys.all(func(e *entry) { entries = append(entries, e) })
 	slices.SortFunc(entries, func(a, b *entry) int { return strings.Compare(a.Key, b.Key) })
@@ -237,7 +237,7 @@ func (f *family) entries() (entries []*entry) {
 	return entries
 }
 
-// now is the instant by which overrides end, in microseconds.
+// now returns the instant that decides whether overrides have ended, in microseconds.
 func (v *view) now(clock func() time.Time) int64 {
 	if clock != nil {
 		return clock().UnixMicro()
@@ -245,7 +245,7 @@ func (v *view) now(clock func() time.Time) int64 {
 	return v.at.UnixMicro() + time.Since(v.read).Microseconds()
 }
 
-// used returns e if it is in use.
+// used returns e if it is on and has not ended, otherwise nil.
 func (v *view) used(e *entry, clock func() time.Time) *entry {
 	if e == nil || e.until != 0 && v.now(clock) >= e.until {
 		return nil
@@ -253,7 +253,7 @@ func (v *view) used(e *entry, clock func() time.Time) *entry {
 	return e
 }
 
-// choose has a request go by the definition for its key.
+// choose gives a request the limit and mode for its key.
 func (v *view) choose(r *ratelimit.Request, clock func() time.Time) {
 	if v == nil {
 		return
@@ -283,8 +283,8 @@ func (v *view) choose(r *ratelimit.Request, clock func() time.Time) {
 	r.Limit, r.Overridden = c.limit, c.own
 }
 
-// modeOf returns the mode of a key's own override or of that for all keys, which are nil if they
-// are not in use, and until when it refuses; 0 if neither has one.
+// modeOf returns the mode of a key's own override, or of that for all keys, and until when it
+// refuses. Overrides that are not in use are nil. It returns 0 if neither has a mode.
 func modeOf(own, all *entry) (mode ratelimit.Mode, until time.Time) {
 	from := own
 	if own == nil || own.Mode == 0 {
@@ -294,7 +294,7 @@ func modeOf(own, all *entry) (mode ratelimit.Mode, until time.Time) {
 		return 0, until
 	}
 	end := from.until
-	if end != 0 && from == own && all != nil && all.Mode == from.Mode { // which goes on
+	if end != 0 && from == own && all != nil && all.Mode == from.Mode { // the mode for all keys goes on
 		if end = max(end, all.until); all.until == 0 {
 			end = 0
 		}
@@ -327,7 +327,7 @@ func (v *view) inFlight(limit ratelimit.InFlight, key string, clock func() time.
 	}
 	mode, until := modeOf(own, all)
 	switch mode {
-	case ratelimit.ModeShadow: // of when it was of another kind
+	case ratelimit.ModeShadow: // from when the limit was of another kind
 		limit.Mode = ratelimit.ModeEnforce
 	case ratelimit.ModeEnforce, ratelimit.ModeRefuse:
 		limit.Mode, limit.RefusedUntil = mode, until
@@ -335,7 +335,7 @@ func (v *view) inFlight(limit ratelimit.InFlight, key string, clock func() time.
 	return limit
 }
 
-// baseOf returns the base of overrides: nil for no limit.
+// baseOf returns the base of overrides; nil for no limit.
 func (f *family) baseOf(limit ratelimit.Limit, all *entry) *base {
 	var known []*base
 	if p := f.bases.Load(); p != nil {
@@ -358,8 +358,8 @@ func (f *family) baseOf(limit ratelimit.Limit, all *entry) *base {
 	return b
 }
 
-// make makes the limit that e makes of a base, and remembers it. If that is none, it is that
-// of the base.
+// make makes the limit that e makes of a base, and remembers it. If that limit is invalid, it is
+// the base's.
 func (e *entry) make(b *base) *choice {
 	o := e.Override
 	if b.all != nil {
@@ -375,8 +375,8 @@ func (e *entry) make(b *base) *choice {
 	return c
 }
 
-// value returns a limit that may be a pointer, behind which it may change, as a value; nil
-// for nil.
+// value returns the value of a limit that may be a pointer, so that later changes behind it do not
+// count; nil for nil.
 func value(limit ratelimit.Limit) ratelimit.Limit {
 	switch l := limit.(type) {
 	case *ratelimit.TokenBucket:
@@ -398,8 +398,8 @@ func value(limit ratelimit.Limit) ratelimit.Limit {
 	return limit
 }
 
-// definitions returns every definition that the rows of a name can have: the published one, and
-// each override on it, those that are off or over as well. Those of a key's own override are
+// definitions returns every definition that rows of a name can have: the published one, and each
+// override on it, including those that are off or over. A key's own overrides are returned as
 // requests of that key.
 func (f *family) definitions() (limits []ratelimit.Limit, overrides []ratelimit.Request) {
 	if f.published == nil || f.published.inFlight != nil {

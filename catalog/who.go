@@ -10,17 +10,17 @@ import (
 
 type whoKey struct{}
 
-// WithWho returns a context for Set, Publish and the other edits of a [Catalog], by which the history
-// has who makes the change, beside PostgreSQL's role: such as the person who is signed in. It is what
-// the program says, and believed. An edit is [ratelimit.ErrInvalid] if who is longer than 255
-// bytes, or not valid UTF-8. In a transaction of the caller's it holds until that ends.
+// WithWho returns a context for Set, Publish and the other edits of a [Catalog]. It names the
+// author of the change, such as the person who is signed in, for the history, beside PostgreSQL's
+// role. The name is not checked. An edit is [ratelimit.ErrInvalid] if who is longer than 255 bytes,
+// or not valid UTF-8. In a caller's transaction it holds until that ends.
 //
 // In SQL, SET LOCAL ratelimit.who = 'ann' does the same.
 func WithWho(ctx context.Context, who string) context.Context {
 	return context.WithValue(ctx, whoKey{}, who)
 }
 
-// writer is inTx for edits, by whom the context says.
+// writer returns the editor for edits in tx, with the author from the context.
 func (c *Catalog) writer(ctx context.Context, tx pgx.Tx) (editor, error) {
 	to, err := c.inTx(tx)
 	if err != nil {
@@ -36,5 +36,5 @@ func (c *Catalog) writer(ctx context.Context, tx pgx.Tx) (editor, error) {
 	return to, to.as(ctx, who)
 }
 
-// mostWho is how many bytes a name has at most: about as many as one of a limit.
+// mostWho is the greatest length of an author's name in bytes, about that of a limit's name.
 const mostWho = 255

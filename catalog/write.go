@@ -7,7 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// alone runs do in a transaction of its own, and has this process see its changes at once.
+// alone runs do in a transaction of its own. Afterwards this process sees its changes at once.
 func (c *Catalog) alone(ctx context.Context, do func(context.Context, pgx.Tx) error) error {
 	if err := c.usable(); err != nil {
 		return err
@@ -27,8 +27,9 @@ func (c *Catalog) alone(ctx context.Context, do func(context.Context, pgx.Tx) er
 	return nil
 }
 
-// write reads the rows of an edit, once no other edit is under way, and writes what it makes of
-// them; as agreed, unless that is nil. Before it calls locked, unless that is nil.
+// write waits until no other edit is under way, calls locked, reads the rows of an edit, and writes
+// what the edit makes of them. If that differs from agreed it returns ErrChanged. locked and agreed
+// may be nil.
 func (c *Catalog) write(ctx context.Context, tx pgx.Tx, name, key string, by *Override, agreed *Edit, locked func() error) (Edit, error) {
 	to, err := c.writer(ctx, tx)
 	if err != nil {

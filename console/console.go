@@ -1,10 +1,10 @@
-// Package console is a page for people who operate limits: which limits there are, how much is
-// left of a key, why it was refused and until when, and every change with its author. It is an
+// Package console is a page for people who operate limits: which limits there are, how much is left
+// of a key, why it was refused and until when, and every change with its author. It is an
 // [http.Handler] to put into a program of your own; the command "ratelimit serve" runs it alone.
 //
 // It needs no JavaScript and nothing from other servers. It shows keys, which may be names of
-// customers, so put your program's own authentication before it, or set [Config.Token]. Without a
-// token name the hosts under which it is reached: see [Config.Hosts].
+// customers, so put your program's own authentication before it, or set [Config.Token]. If you set
+// no token, name the hosts under which it is reached: see [Config.Hosts].
 package console
 
 import (
@@ -44,8 +44,8 @@ type Config struct {
 	// Do not strip it from requests.
 	Prefix string
 
-	// Edit allows changes: of keys (credit, reset, pause, resume) and of the catalog. The page asks
-	// before each change. Without Edit every change is answered 403.
+	// Edit allows changes: of keys (credit, reset, pause, resume, free permits) and of the catalog.
+	// The page asks before each change. Without Edit every change is answered 403.
 	Edit bool
 
 	// Token is a password that browsers ask for, with any user name (see Who). The default "" asks

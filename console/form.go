@@ -21,7 +21,7 @@ func bad(field string, value any, reason string) error {
 	return &ratelimit.FieldError{Package: "console", Field: field, Value: value, Reason: reason}
 }
 
-// size is the length of a text in bytes. It stands for a text that may be a key in errors.
+// size is the length of a text in bytes. In errors it stands for a text that may be a key.
 type size int
 
 func (n size) String() string { return "of " + strconv.Itoa(int(n)) + " bytes" }

@@ -32,7 +32,7 @@ var functions = template.FuncMap{
 	"address": address,
 }
 
-// bounded writes a number of rows of which only some were counted.
+// bounded writes a number of rows, or "over" the number up to which rows are counted.
 func bounded(rows int) string {
 	if rows > inspect.MostCounted {
 		return fmt.Sprintf("over %d", inspect.MostCounted)

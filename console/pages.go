@@ -207,7 +207,7 @@ type refusedPage struct {
 	Rates    map[string]bool // names of limits whose keys have pages
 }
 
-// refused returns the page of the keys that all processes refused most.
+// refused returns the page of the keys that were refused most, by all processes together.
 func (s *site) refused(ctx context.Context, r *http.Request) (_ *view, err error) {
 	p := refusedPage{Limit: r.FormValue("limit"), Since: time.Minute, Rates: map[string]bool{}}
 	if since := r.FormValue("since"); since != "" {

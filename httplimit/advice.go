@@ -73,8 +73,8 @@ func ReadAdvice(h http.Header, now time.Time) Advice {
 	return a
 }
 
-// each goes through the values of a field. One that is stated in several lines, as by a proxy and by
-// the server behind it, may come as one line with commas, which dates have as well.
+// each yields the values of a field. A field that is stated in several lines, as by a proxy and by
+// the server behind it, may come as one line with commas. Dates have commas as well.
 func each(values []string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for _, line := range values[:min(len(values), maxValues)] {
@@ -94,7 +94,8 @@ func each(values []string) iter.Seq[string] {
 	}
 }
 
-// isNoNumber is true of the thousands in 1,000 as well.
+// isNoNumber reports whether s is no number by itself. It also reports true for the thousands in
+// 1,000.
 func isNoNumber(s string) bool {
 	_, ok := readNumber(s)
 	return !ok || strings.HasPrefix(strings.TrimSpace(s), "00")
@@ -115,7 +116,7 @@ type window struct {
 	reset     time.Duration
 }
 
-// worst returns the advice to heed of several limits.
+// worst returns the advice of the limit that holds the client back longest.
 func worst(windows []window) (exhausted bool, reset time.Duration) {
 	shortest := maxSaid
 	for _, w := range windows {
@@ -132,11 +133,11 @@ func worst(windows []window) (exhausted bool, reset time.Duration) {
 	return exhausted, reset
 }
 
-// apart sets words apart that some write together, such as userremaining (Imgur).
+// apart separates words that some servers write together, such as userremaining (Imgur).
 var apart = strings.NewReplacer("remaining", "-remaining", "reset", "-reset")
 
-// readNamed adds a field to the window of its limit, whose name is that of the field without the
-// words for what the field says of the limit.
+// readNamed adds a field to the window of its limit. The limit's name is that of the field, without
+// the words for what the field says.
 func readNamed(named map[string]*window, name, value string, now time.Time) {
 	remains, resets := false, false
 	limit := slices.DeleteFunc(strings.Split(apart.Replace(name), "-"), func(word string) bool {
@@ -169,7 +170,7 @@ func readNamed(named map[string]*window, name, value string, now time.Time) {
 	}
 }
 
-// readWait reads a wait from a value of a field whose name may tell its unit.
+// readWait reads a wait from the value of a field, whose name may have its unit.
 func readWait(name, value string, now time.Time) (time.Duration, bool) {
 	value = strings.TrimSpace(value)
 	if n, ok := readNumber(value); ok {
@@ -196,14 +197,15 @@ func readWait(name, value string, now time.Time) (time.Duration, bool) {
 	return 0, false
 }
 
-// Above epoch a number of seconds is an instant: as a wait it would be 31 years. Below epochs it is
-// one in seconds: it would be one in the year 5138. Finer units have a thousand times as many.
+// A number above epoch is an instant: as a wait in seconds it would be 31 years. Below epochs it is
+// in seconds: otherwise it would lie in the year 5138. Each finer unit has a thousand times as
+// many.
 const (
 	epoch  = 1e9
 	epochs = 1e11
 )
 
-// untilEpoch returns how long it is until an instant since 1970, in a unit told by its size.
+// untilEpoch returns how long it is until an instant since 1970. The number's size tells its unit.
 func untilEpoch(n float64, now time.Time) (time.Duration, bool) {
 	for unit := 0; n >= epochs && unit < 3; unit++ {
 		n /= 1e3
@@ -211,7 +213,7 @@ func untilEpoch(n float64, now time.Time) (time.Duration, bool) {
 	return span(max(0, n-float64(now.UnixMicro())/1e6))
 }
 
-// span returns n seconds, rounded up to a microsecond, if anybody can mean that.
+// span returns n seconds, rounded up to a microsecond. It returns false for a wait above maxSaid.
 func span(n float64) (time.Duration, bool) {
 	if !(n <= maxSaid.Seconds()) {
 		return 0, false
@@ -228,8 +230,8 @@ func readNumber(s string) (float64, bool) {
 	return n, err == nil
 }
 
-// dates are the forms of dates: the three of HTTP, and others that servers send. Those with MST and no
-// offset have the name of a zone, of which only GMT and UTC have one meaning.
+// dates are the formats of dates: the three of HTTP, and others that servers send. Formats with MST
+// and no offset have the name of a zone. Only GMT and UTC have one meaning.
 var dates = []string{
 	"Mon, 2 Jan 2006 15:04:05 -0700", // before the next one, which reads some offsets as names
 	"Mon, 2 Jan 2006 15:04:05 MST",
@@ -246,7 +248,7 @@ var dates = []string{
 	time.UnixDate,
 }
 
-// readDate reads a date in one of its forms.
+// readDate reads a date in one of the formats.
 func readDate(s string) (time.Time, bool) {
 	s, _, _ = strings.Cut(s, " (") // the name of a zone beside its offset
 	for _, form := range dates {
@@ -302,8 +304,8 @@ func readDictionary(lines []string) []window {
 	return addWindow(nil, value("remaining"), value("reset"))
 }
 
-// addWindow adds the window of a structured field. Without a reset, an exhausted limit is one with
-// an unknown end.
+// addWindow adds the window of a structured field. An exhausted limit without a reset ends at an
+// unknown time.
 func addWindow(windows []window, remaining, reset any) []window {
 	r, ok := remaining.(int64)
 	if !ok || r < 0 {

@@ -43,7 +43,7 @@ func CostFromQuery(name string, least, otherwise float64) Cost {
 	}
 }
 
-// stated is the cost that values state.
+// stated returns the cost that values state.
 func stated(what string, values []string, least, otherwise float64) (float64, error) {
 	return edge.StatedCost(what, values, least, otherwise, func(detail string) error {
 		return &RequestError{http.StatusBadRequest, detail}

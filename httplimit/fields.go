@@ -59,7 +59,7 @@ func (m *Middleware) Granted(w http.ResponseWriter, r *http.Request, result rate
 	}
 }
 
-// setFields adds the fields that tell of a grant or a refusal.
+// setFields adds the fields that tell the client of a grant or a refusal.
 func (m *Middleware) setFields(h http.Header, e ratelimit.Event) {
 	result := e.Result
 	if m.config.Fields == NoFields || e.Outcome != ratelimit.OutcomeGranted && !edge.Refused(&e) {
@@ -75,7 +75,8 @@ func (m *Middleware) setFields(h http.Header, e ratelimit.Event) {
 	}
 }
 
-// setDraft11 is the one serialiser of draft 11's fields. A later revision goes beside it.
+// setDraft11 writes the fields of draft 11; no other function does. A later draft gets a function
+// of its own.
 func (m *Middleware) setDraft11(h http.Header, e ratelimit.Event) {
 	var policies, limits httpsfv.List
 	if e.Permit != nil && !e.Permit.OK {
@@ -104,8 +105,8 @@ func (m *Middleware) setDraft11(h http.Header, e ratelimit.Event) {
 	addList(h, "RateLimit", limits)
 }
 
-// full returns a policy in flight with all permits held, and the rest of it, without a time: its
-// end is unknown.
+// full returns the items of a policy in flight with all permits held. They have no time, since it
+// is unknown when a permit will be free.
 func (m *Middleware) full(permit ratelimit.Permit) (policy, limit httpsfv.Item) {
 	policy, limit = httpsfv.NewItem(permit.InFlight.Name), httpsfv.NewItem(permit.InFlight.Name)
 	policy.Params.Add("q", int64(permit.InFlight.Limit))
@@ -119,15 +120,15 @@ func (m *Middleware) full(permit ratelimit.Permit) (policy, limit httpsfv.Item) 
 	return policy, limit
 }
 
-// addList adds a list; a middleware around this one may have added another. An item that the
-// grammar forbids, a name that New has not seen, is left out.
+// addList adds a list; a middleware around this one may have added another. It leaves out a list
+// with a name that the grammar forbids, which New has not seen.
 func addList(h http.Header, name string, list httpsfv.List) {
 	if text, err := httpsfv.Marshal(list); err == nil && text != "" {
 		h.Add(name, text)
 	}
 }
 
-// partition is a policy and a key under the secret.
+// partition returns the partition key of a policy and key.
 func (m *Middleware) partition(identity string) []byte {
 	mac := hmac.New(sha256.New, m.config.PartitionSecret)
 	mac.Write([]byte(identity))
@@ -140,8 +141,9 @@ func isFieldString(s string) bool {
 	return err == nil
 }
 
-// fillTime is how long an empty limit takes to fill; a sliding window's period, in which no
-// more can be used. Of a quota by the calendar, windows are as long as this one.
+// fillTime returns how long an empty limit takes to fill. For a sliding window that is its period,
+// in which no more can be used. For a quota by the calendar all windows count as long as the
+// present one.
 func fillTime(d ratelimit.Definition, s ratelimit.Status) time.Duration {
 	periods, period := d.Capacity/d.Rate, d.Period
 	if d.Kind == ratelimit.KindFixedWindow {
@@ -154,8 +156,8 @@ func fillTime(d ratelimit.Definition, s ratelimit.Status) time.Duration {
 	return time.Duration(min(periods*float64(period), float64(ratelimit.MaxSpan)))
 }
 
-// remaining returns the whole tokens left for such requests, without those that they leave to
-// others.
+// remaining returns the whole tokens that such requests can still take, without those that they
+// leave to others.
 func remaining(s ratelimit.Status) int64 {
 	if s.Request.AboveShare == 0 {
 		return s.Remaining
@@ -163,14 +165,13 @@ func remaining(s ratelimit.Status) int64 {
 	return int64(max(0, math.Floor(s.Value-s.Request.AboveShare*s.Capacity+1e-9*s.Capacity)))
 }
 
-// effectiveWindow returns the time within which no more than the remaining tokens can be used:
-// until there is another whole token, or for a full limit, how long that takes once one is
-// used.
+// effectiveWindow returns the time within which no more than the remaining tokens can be used. That
+// is until the next whole token; for a full limit, the time that one takes to come back after use.
 func effectiveWindow(s ratelimit.Status) time.Duration {
 	d := s.Request.Limit.Definition()
 	wait := nextToken(d, s)
 	if paused := s.PausedUntil.Sub(s.At); !s.PausedUntil.IsZero() && paused > 0 {
-		if d.Kind == ratelimit.KindSlidingWindow || d.Every != 0 { // slots and calendar edges stay in a pause
+		if d.Kind == ratelimit.KindSlidingWindow || d.Every != 0 { // slots and edges of the calendar go on during a pause
 			wait = max(wait, paused)
 		} else {
 			wait += paused
@@ -211,7 +212,7 @@ func nextToken(d ratelimit.Definition, s ratelimit.Status) time.Duration {
 	return time.Duration(min(missing/d.Rate*float64(d.Period), float64(ratelimit.MaxSpan)))
 }
 
-// seconds is d in whole seconds, rounded up, and at least 1.
+// seconds returns d in whole seconds, rounded up, and at least 1.
 func seconds(d time.Duration) int64 {
 	return max(1, int64((d+time.Second-1)/time.Second))
 }

@@ -86,7 +86,7 @@ type RequestError struct {
 
 func (e *RequestError) Error() string { return "httplimit: " + e.Detail }
 
-// isRequestError reports whether an error is of the request.
+// isRequestError reports whether an error is a fault of the request.
 func isRequestError(err error) bool {
 	var request *RequestError
 	return errors.As(err, &request)

@@ -196,7 +196,7 @@ func (c *Config) check(f *edge.Faults) {
 	f.Must(c.FailureRetryAfter >= 0, "FailureRetryAfter", c.FailureRetryAfter, "must not be negative")
 }
 
-// checkName finds a name that cannot be told.
+// checkName notes a name that no field can have.
 func checkName(f *edge.Faults, name string) {
 	if !isFieldString(name) {
 		f.Add(&ratelimit.FieldError{Package: "httplimit", Limit: name, Field: "Name", Value: name, Reason: "must be printable ASCII, to stand in a RateLimit field"})

@@ -51,9 +51,8 @@ func Used(ctx context.Context, policy string, n float64) error {
 	return edge.Use(ctx, "httplimit", policy, n)
 }
 
-// recorder is a ResponseWriter that knows the status. It can flush and be hijacked,
-// also by http.ResponseController, if the one that it wraps can; and it can push and be
-// written strings to, in any case.
+// recorder is a ResponseWriter that records the status. It can flush and be hijacked if the wrapped
+// writer can, also by http.ResponseController. It always has Push and WriteString.
 type recorder struct {
 	http.ResponseWriter
 	status int
@@ -77,7 +76,7 @@ func (rec *recorder) ReadFrom(src io.Reader) (int64, error) {
 	return io.Copy(rec.ResponseWriter, src)
 }
 
-// WriteString does without a copy if the wrapped writer does.
+// WriteString avoids a copy if the wrapped writer does.
 func (rec *recorder) WriteString(s string) (int, error) {
 	rec.implicit()
 	return io.WriteString(rec.ResponseWriter, s)
@@ -92,8 +91,7 @@ func (rec *recorder) Push(target string, opts *http.PushOptions) error {
 	return http.ErrNotSupported
 }
 
-// Unwrap is for http.ResponseController, with which a handler reaches all that the
-// wrapped writer can do.
+// Unwrap lets http.ResponseController reach everything that the wrapped writer can do.
 func (rec *recorder) Unwrap() http.ResponseWriter { return rec.ResponseWriter }
 
 func (rec *recorder) implicit() {
@@ -102,8 +100,8 @@ func (rec *recorder) implicit() {
 	}
 }
 
-// outcome returns how the request ended that was served as r. gone is whether its client has
-// gone: the context of r cannot say that, since it also ends with what was held for the request.
+// outcome returns how a request ended that was served as r. gone says whether its client has gone.
+// The context of r cannot say that, since it also ends when a permit is lost.
 func (rec *recorder) outcome(r *http.Request, panicked, gone bool) Outcome {
 	o := Outcome{Request: r, Status: rec.status, Panicked: panicked}
 	switch {
@@ -116,7 +114,7 @@ func (rec *recorder) outcome(r *http.Request, panicked, gone bool) Outcome {
 	return o
 }
 
-// flusher and hijacker are the abilities of a recorder with a wrapped writer that has them.
+// flusher and hijacker add to a recorder what its wrapped writer can do.
 type flusher struct {
 	rec   *recorder
 	inner http.Flusher
@@ -140,8 +138,8 @@ func (h hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return conn, rw, err
 }
 
-// writer is rec with the methods that the wrapped writer has, for handlers that ask
-// for them by their interfaces.
+// writer returns rec with the methods that the wrapped writer has, since handlers look for them by
+// their interfaces.
 func (rec *recorder) writer() http.ResponseWriter {
 	f, flushes := rec.ResponseWriter.(http.Flusher)
 	h, hijacks := rec.ResponseWriter.(http.Hijacker)

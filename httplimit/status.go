@@ -40,7 +40,7 @@ func LimitsOf(result ratelimit.Result) []LimitStatus {
 	limits := make([]LimitStatus, 0, 1)
 	for _, s := range edge.Told(result) {
 		d := s.Request.Limit.Definition()
-		if d.Every != 0 { // a client does not know its edges
+		if d.Every != 0 { // a client does not know the edges
 			d.Period = 0
 		}
 		limits = append(limits, LimitStatus{

@@ -142,13 +142,13 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 			return resp, nil
 		}
 		if try, err = again(req); err != nil {
-			return resp, nil // the body cannot be had again, so the answer stands
+			return resp, nil // the body cannot be sent again, so the answer stands
 		}
 		discard(resp.Body)
 	}
 }
 
-// limit returns the request of req to the client's own limit.
+// limit returns what req takes from the client's own limit.
 func (t *Transport) limit(req *http.Request) ratelimit.Request {
 	if t.config.Limit == nil {
 		return ratelimit.Request{}
@@ -158,7 +158,7 @@ func (t *Transport) limit(req *http.Request) ratelimit.Request {
 
 const (
 	statusCalm       = 420 // "enhance your calm"
-	statusOverloaded = 529 // Anthropic's, of a server that has too much to do
+	statusOverloaded = 529 // Anthropic's, for an overloaded server
 )
 
 // readAnswer reads the limits from a response.
@@ -203,7 +203,7 @@ func repeatable(req *http.Request) bool {
 	return req.Header.Get("Idempotency-Key") != "" || req.Header.Get("X-Idempotency-Key") != ""
 }
 
-// again is req for another try.
+// again returns req for another try.
 func again(req *http.Request) (*http.Request, error) {
 	try := req.Clone(req.Context())
 	if req.Body == nil || req.Body == http.NoBody {
@@ -225,8 +225,8 @@ const (
 	drainTime = 100 * time.Millisecond
 )
 
-// discard reads the rest of a small body, so that its connection can be used again, and closes
-// it. A body that does not come to its end is closed under way.
+// discard reads the rest of a small body, so that its connection can be used again, and closes it.
+// A body that is large or slow is closed before its end.
 func discard(body io.ReadCloser) {
 	timer := time.AfterFunc(drainTime, func() { body.Close() })
 	io.CopyN(io.Discard, body, drainMost)

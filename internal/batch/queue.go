@@ -1,5 +1,5 @@
 // Package batch serves calls in batches, like a database's group commit: while one batch is being
-// served, calls gather for the next. No call waits for others to come.
+// served, calls gather for the next. An idle queue serves a call at once.
 package batch
 
 import (
@@ -106,8 +106,8 @@ func (q *Queue[T]) Idle() bool {
 	return !q.busy
 }
 
-// occupy reports whether the queue was idle. Then it is the caller's, who must call next; otherwise
-// t waits.
+// occupy reports whether the queue was idle. Then t is served on its caller's goroutine, which must
+// call next; otherwise t waits.
 func (q *Queue[T]) occupy(t *Ticket[T]) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -19,7 +19,7 @@ const (
 	SlidingWindow                 // slot by slot, as taken tokens leave the window
 )
 
-// byCalendar is added to FixedWindow for the place of calendar windows in kinds.
+// byCalendar is added to FixedWindow to index calendar windows in kinds.
 const byCalendar = 4
 
 // kinds holds the implementations in an array: the compiler inlines its look-up. A definition
@@ -62,18 +62,18 @@ type Definition struct {
 	MaxReserved float64       // 0 is no debt, +Inf unlimited
 	Shards      int           // at least 1
 	Start       time.Time     // of a window: one of its edges; zero if the phase comes from the key
-	Slots       int           // sliding window: into how many its period is cut; otherwise 0
+	Slots       int           // sliding window: the number of slots in its period; otherwise 0
 
-	Every  Unit          // of a fixed window by the calendar, otherwise 0; Period is then the longest window
+	Every  Unit          // between edges by the calendar, otherwise 0; Period is then the longest window
 	Zone   string        // the name of its time zone
 	Anchor Date          // the day of one of its edges
-	Time   time.Duration // of day, of the edges: since midnight by local clocks; whole minutes
+	Time   time.Duration // of day, when edges come: since midnight by local clocks; whole minutes
 }
 
-// kind is the behavior in which the kinds of limits differ. Its values have no size. Passing a
-// definition's address to a method moves that definition to the heap, so callers avoid copying one
-// for a call. Instants of type int64 are microseconds since 1970. A settled state has been refilled
-// up to the instant of the call.
+// kind is the behavior in which the kinds of limits differ. Its values have no size. A definition
+// whose address goes to a method moves to the heap, so callers pass one that is there and make no
+// copy. Instants of type int64 are microseconds since 1970. A settled state has been refilled up to
+// the instant of the call.
 type kind interface {
 	String() string
 	statements() string
@@ -83,7 +83,7 @@ type kind interface {
 	last(d *Definition, ts, now int64) int64
 	next(d *Definition, ts int64) int64
 
-	// reach returns when a row refilled from ts on has been refilled with tokens, a number above 0.
+	// reach returns when the refill from ts on amounts to tokens, a number above 0.
 	reach(d *Definition, ts int64, tokens float64) int64
 
 	fresh(d *Definition, key string, now time.Time) State
@@ -94,24 +94,24 @@ type kind interface {
 	spend(d *Definition, settled State, n float64) State
 
 	// ready returns when n tokens can be taken from a settled state so that floor is left. due
-	// returns when the work of n taken tokens may run, by the settled state that they left; the
-	// zero time means at once.
+	// returns when the work for n tokens may run, by the settled state after their take; the zero
+	// time means at once.
 	ready(d *Definition, settled State, now time.Time, n, floor float64) time.Time
 	due(d *Definition, settled State, n float64) time.Time
 
 	credit(d *Definition, s State, now time.Time, n float64) State
 	refund(d *Definition, s State, now time.Time, n float64, slot int64) State
 
-	// room returns how many tokens a settled state can get back beside those that are out and owed.
-	// full returns a reset state beside those that are out.
+	// room returns how many tokens a settled state can still get back, given those that are out and
+	// owed. full returns a state after a reset, given those that are out.
 	room(d *Definition, settled State, out Out, owed float64) float64
 	full(d *Definition, key string, s State, out Out, now time.Time) State
 
 	// back implements Definition.Return.
 	back(d *Definition, s State, out Out, r *Return, now time.Time) (State, Out)
 
-	// pause and resume take a settled state. pause also learns whether the state is paused until
-	// now; its until is later.
+	// pause and resume take a settled state. paused says whether it is paused already; until is
+	// after now.
 	pause(d *Definition, settled State, paused bool, now, until time.Time) State
 	resume(d *Definition, key string, settled State, out Out, now time.Time) State
 
@@ -152,7 +152,7 @@ func (d *Definition) Tick() int64 {
 // but the token bucket.
 func (d *Definition) Stepped() bool { return d.Tick() > 1 }
 
-// Next returns the tick after the tick ts: the next instant at which such a row gets tokens.
+// Next returns the tick after ts: when a row with this ts next gets tokens.
 func (d *Definition) Next(ts time.Time) time.Time {
 	return instant(d.kind().next(d, ts.UnixMicro()))
 }

@@ -62,7 +62,8 @@ func (d *Definition) edgeAt(z *zone, micros int64) (k, at int64) {
 }
 
 // skipped returns how many edges up to edge k do not exist, because the zone skipped their days.
-// Days that begin at another time than midnight are only shorter.
+// Only daily edges at midnight can be missing: any other edge of a skipped day stands at that day's
+// end.
 func (d *Definition) skipped(z *zone, k int64) int64 {
 	if d.Every != Day || d.Time != 0 || len(z.skipped) == 0 {
 		return 0
@@ -93,8 +94,8 @@ func (d *Definition) slack() int64 {
 	return zones.Microseconds()
 }
 
-// had returns the number of the edge that a row has had by its ts: the edge on which ts stands.
-// Otherwise it is the first edge after ts, which does not count.
+// had returns the number of the last edge that a row with this ts has had. That is the edge on
+// which ts stands, otherwise the first edge after ts, which does not count.
 func (d *Definition) had(z *zone, ts int64) int64 {
 	k, at := d.edgeAt(z, ts)
 	if ts-at > d.slack() {

@@ -11,9 +11,9 @@ import (
 // does. A cut leaves no debt, and debt stays. A pause stays. A past edge refills nothing.
 //
 // Tokens that are out count as unused: a row that was cut owes them until they come back. The new
-// rows share all tokens evenly, and no row exceeds its room beside its own tokens that are out;
-// outs may be nil. Rows that only d has become empty: to a program that still has d, a missing row
-// would be full.
+// rows share all tokens evenly. A row with tokens out gets at most the capacity less the tokens
+// that it owes; outs may be nil. Rows that only d has become empty: to a program that still has d,
+// a missing row would be full.
 func (d *Definition) Change(to *Definition, key string, states []State, outs []Out, now time.Time) []State {
 	each, empty := d.kind().change(d, to, key, states, allOut(outs, now), now)
 	rows, share := make([]State, max(len(states), to.Shards)), to.Shard()
@@ -56,7 +56,7 @@ func (*level) change(d, to *Definition, key string, states []State, out Out, now
 		s = shard.Refill(s, now)
 		each.Value += s.Value
 		each.Paused = Later(each.Paused, s.Paused)
-		if i == 0 || s.TS.After(each.TS) { // a paused row is refilled from its last instant on
+		if i == 0 || s.TS.After(each.TS) { // the latest: a pause sets ts ahead
 			each.TS = s.TS
 		}
 	}
@@ -74,11 +74,11 @@ func Mark(at time.Time) time.Time { return at.Add(-36500 * 24 * time.Hour).Trunc
 // MarkUncut returns the mark of rows whose values still belong to the capacity before a cut.
 func MarkUncut(at time.Time) time.Time { return Mark(Mark(at)) }
 
-// Raise returns a row at now, raised to d. Its value was right by by[0] at since; all definitions
-// of by may have taken from it and filled it meanwhile. It rises by the difference of the
-// capacities, less the tokens that can have come in since: a definition with more capacity fills a
-// row further. After a window's edge it stays as it is. The value of an uncut row was right by
-// by[1]; if d has less capacity the row is cut.
+// Raise returns a row at now, raised to d. At since its value was right for the definition by[0].
+// All definitions of by may have taken from it and filled it meanwhile. The value rises by the
+// difference of the capacities, less the tokens that can have come in since: a definition with more
+// capacity fills a row further. A sliding window stays as it is, and so does a window after an
+// edge. The value of an uncut row was right for by[1]; if d has less capacity the row is cut.
 func (d *Definition) Raise(by []*Definition, uncut bool, s State, out Out, since, now time.Time) State {
 	s = d.Refill(s, now)
 	if d.Slotted() || d.Stepped() && s.TS.After(since) {
@@ -102,8 +102,8 @@ func (d *Definition) Raise(by []*Definition, uncut bool, s State, out Out, since
 
 // begins returns the ts of a settled row when the definition to replaces d. A window of another
 // length begins at its newest past edge, but not before the end of tokens that are out. If only the
-// edges move, no tokens come in sooner than by d. Otherwise, edges that are moved to tomorrow each
-// day would refill each day. By the calendar the row keeps its ts: see refill.
+// edges move, no tokens come in sooner than by d: edges that are moved to tomorrow each day must
+// not refill each day. By the calendar the row then keeps its ts: see refill.
 func (d *Definition) begins(to *Definition, key string, s State, out Out, now time.Time) time.Time {
 	switch {
 	case d.Kind != FixedWindow:

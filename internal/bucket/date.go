@@ -196,8 +196,9 @@ func skippedIn(location *time.Location) (days []int64) {
 	return days
 }
 
-// sameUntil returns an instant up to which the zone keeps its offset at at. Where a zone's rule
-// never ends, [time.Time.ZoneBounds] ends with the year, or before the last day of a leap year.
+// sameUntil returns an instant up to which the zone keeps the offset that it has at an instant.
+// Where a zone's rule never ends, [time.Time.ZoneBounds] returns the end of the year, or on the
+// last day of a leap year an instant that is past.
 func sameUntil(at time.Time) time.Time {
 	_, end := at.ZoneBounds()
 	switch {

@@ -13,15 +13,15 @@ type Out struct {
 }
 
 // Grace is the time after its end for which a row still counts a lease, so that used or returned
-// tokens of it can be subtracted from those that are out. Any value is safe. A shorter one counts
-// more tokens as out until nothing is.
+// tokens of it can be subtracted from those that are out. Any value is safe. With a shorter one,
+// tokens count as out for longer.
 const Grace = time.Second
 
 // Spent counts tokens of leases that a process has used and has not reported yet. They are not out
 // any more.
 type Spent struct {
 	Spent    float64
-	SpentEnd time.Time // the earliest end of these leases
+	SpentEnd time.Time // the latest end of these leases
 }
 
 // Return describes tokens that come back to their row from memory.
@@ -80,8 +80,8 @@ func (d *Definition) less(out Out, r *Return, end, at time.Time) Out {
 // Return returns a row and its tokens that are out, after tokens came back to it at now. It fills
 // the row to its capacity less the tokens that it owes. After its end, the rest of a lease loses
 // its worth as fast as the row is refilled. A pause that empties the row also discards the rest of
-// a lease. Tokens that were granted to a caller always come back, except to a fixed window that is
-// over.
+// a lease. Tokens that were granted to a caller always come back, except to a window or slot that
+// is over.
 func (d *Definition) Return(s State, out Out, r *Return, now time.Time) (State, Out) {
 	return d.kind().back(d, s, out, r, now)
 }

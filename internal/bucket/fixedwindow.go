@@ -8,7 +8,7 @@ import (
 )
 
 // fixedWindow is a level that refills all at once: a token bucket whose clock stands still between
-// the edges of its windows. The two kinds differ in nothing else, here and in SQL.
+// the edges of its windows.
 type fixedWindow struct{ level }
 
 func (*fixedWindow) String() string     { return "fixed window" }
@@ -39,8 +39,8 @@ func (w *fixedWindow) pause(d *Definition, settled State, paused bool, now, unti
 	return w.emptied(d, settled, paused, now, until.Add(-d.Period), until)
 }
 
-// resume gives the row its own edges back, but no edge before the end of tokens that are out, which
-// would be refilled besides.
+// resume gives the row its own edges back, but no edge before the end of tokens that are out: that
+// edge would refill them besides.
 func (w *fixedWindow) resume(d *Definition, key string, settled State, out Out, now time.Time) State {
 	resumed := w.level.resume(d, key, settled, out, now)
 	if d.Owed(out, now) > 0 {
@@ -70,8 +70,8 @@ func (d *Definition) backInWindow(s State, out Out, r *Return, now time.Time, pa
 	return s, out
 }
 
-// full puts the next edge at or after the end of the tokens that are out. A row that was paused
-// would be refilled before it.
+// full puts the next edge at or after the end of the tokens that are out. Otherwise the key's own
+// edges could refill a row that was paused before that end.
 func (*fixedWindow) full(d *Definition, key string, s State, out Out, now time.Time) State {
 	settled := d.Refill(s, now)
 	full := State{Value: max(settled.Value, d.Capacity-d.Owed(out, now)), TS: Later(d.Fresh(key, now).TS, out.Until.Add(-d.Period))}
@@ -94,10 +94,9 @@ func edge(ts, now, width int64) int64 {
 // negative time.
 var firstEdge = time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 
-// origin returns an edge of the fresh rows of key: the first after firstEdge, shifted for each key
-// by a part of the period unless Start is set. The shift spreads the windows of different keys. It
-// is a hash that stays the same for ever, since a row that was pruned must get the same edges
-// again.
+// origin returns an edge of the fresh rows of key, from which their others are counted. Unless
+// Start is set, it is shifted by a hash of the key, so the windows of different keys are spread.
+// The hash stays the same for ever, since a row that was pruned must get the same edges again.
 func (d *Definition) origin(key string) int64 {
 	if tick := d.Tick(); !d.Start.IsZero() {
 		return edge(d.Start.UnixMicro(), firstEdge+tick-1, tick)

@@ -11,7 +11,7 @@ import (
 // which they were refilled. Those kinds differ in their ticks and in the tokens that come in.
 type level struct{}
 
-// refilled returns a value after a time in which Rate tokens come in each Period.
+// refilled returns value plus the tokens that come in during micros, at most Capacity.
 func (d *Definition) refilled(value float64, micros int64) float64 {
 	return min(value+float64(micros)*d.Rate/d.periodMicros(), d.Capacity)
 }
@@ -68,8 +68,9 @@ func (*level) room(d *Definition, settled State, _ Out, owed float64) float64 {
 	return d.Capacity - owed - settled.Value
 }
 
-// emptied returns a settled state that is paused until an instant and refilled from another. A ts
-// ahead of now without a pause comes from a clock that went back; resume forgets it.
+// emptied returns a settled state without its tokens, paused until one instant and refilled from
+// another. Without an earlier pause, a ts ahead of now comes from a clock that went back. That lead
+// becomes debt, because resume sets ts back.
 func (*level) emptied(d *Definition, settled State, paused bool, now, from, until time.Time) State {
 	if ts := settled.TS.UnixMicro(); !paused {
 		ahead := ts - d.kind().last(d, ts, now.UnixMicro())

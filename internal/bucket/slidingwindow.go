@@ -23,7 +23,7 @@ func (*slidingWindow) next(d *Definition, ts int64) int64 {
 	return ts + (period+n-1)/n
 }
 
-// reach serves debt that another kind has left: it becomes a reservation for then.
+// reach serves only debt that another kind has left, which adopt turns into a reservation.
 func (*slidingWindow) reach(d *Definition, ts int64, tokens float64) int64 {
 	return kinds[TokenBucket].reach(d, ts, tokens)
 }
@@ -64,7 +64,7 @@ func (d *Definition) valued(s State) State {
 	return s
 }
 
-// slotStart returns the start of the slot that follows the newest slot of s by later slots.
+// slotStart returns the start of a slot of s; later counts slots from the newest one.
 func (d *Definition) slotStart(s State, later int64) int64 {
 	return s.TS.UnixMicro() + (s.Slots.Ahead+later)*s.Slots.Width
 }
@@ -94,7 +94,7 @@ func (*slidingWindow) spend(d *Definition, settled State, n float64) State {
 }
 
 // ready returns when the first slot with room for n begins, less the time that floor lets a
-// reservation be ahead. After a pause, an earlier slot may have room than during it.
+// reservation be ahead. Once a pause is over, a call may use an earlier slot than during it.
 func (*slidingWindow) ready(d *Definition, settled State, now time.Time, n, floor float64) time.Time {
 	ahead := d.longestDelay(max(0, -floor))
 	at := func(from int64) time.Time {
@@ -137,8 +137,8 @@ func (*slidingWindow) refund(d *Definition, s State, now time.Time, n float64, s
 	return d.valued(settled)
 }
 
-// room spares the tokens that are out in the slot that ends with them, and all later slots: a
-// credit takes from the oldest slots first.
+// room excludes the tokens that are out, which count in the slot that ends with them, and all later
+// slots. A credit takes from the oldest slots first.
 func (*slidingWindow) room(d *Definition, settled State, out Out, _ float64) float64 {
 	if out.Tokens == 0 {
 		return settled.Slots.Held(0)
@@ -234,8 +234,8 @@ func (d *Definition) AvailableBy(s State, now, at time.Time) float64 {
 	return d.Rate - s.Slots.Held(wait/s.Slots.Width)
 }
 
-// unpaused returns how many slots the first slot for a reservation is after the newest of s: 0
-// unless s is paused.
+// unpaused returns the first slot that a reservation may use, counted from the newest slot of s. It
+// is 0 unless s is paused.
 func (d *Definition) unpaused(s State, now time.Time) int64 {
 	if !s.Paused.After(now) {
 		return 0
@@ -247,7 +247,7 @@ func (d *Definition) unpaused(s State, now time.Time) int64 {
 	return (wait + s.Slots.Width - 1) / s.Slots.Width
 }
 
-// give counts n in the slot that follows the newest of s by later slots.
+// give counts n in a slot of s; later counts slots from the newest one.
 func (d *Definition) give(s State, n float64, later int64) State {
 	s.Slots = s.Slots.Add(n, later)
 	return d.valued(s)

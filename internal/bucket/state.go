@@ -19,7 +19,7 @@ type State struct {
 // faster definition left can mean a wait longer than a time.Time holds; it is cut to this.
 const longestWait = 4 * int64(MaxSpan/time.Microsecond)
 
-// reach returns when a row refilled from ts on has been refilled with tokens.
+// reach returns when the refill from ts on amounts to tokens; longestWait bounds it.
 func (d *Definition) reach(ts int64, tokens float64) int64 {
 	if tokens/d.Rate*d.periodMicros() > float64(longestWait) {
 		return ts + longestWait
@@ -42,16 +42,17 @@ func (d *Definition) Fresh(key string, now time.Time) State {
 // Refill brings s to now: it adds the tokens refilled since s.TS, up to Capacity. A now before
 // s.TS, from a clock that went back or a late caller, changes nothing.
 //
-// A state written by another definition of the name is taken as it is, so a new Rate holds at once
-// for all keys. Between kinds, or between other slots, a sliding window takes over the tokens taken
-// lately and counts them as late as they may have been taken. The other kinds take over the tokens
-// left. While programs with both definitions run, the bound does not hold.
+// A state that another definition of the name wrote is used as it is, so a new Rate holds at once
+// for all keys. If the kind or the slots differ, a sliding window keeps the tokens taken lately,
+// and counts them as late as they may have been taken. The other kinds keep the tokens left. While
+// programs with both definitions run, the bound does not hold.
 func (d *Definition) Refill(s State, now time.Time) State {
 	return d.kind().refill(d, s, now)
 }
 
 // ValueAt returns the value of s, which is settled, at now. It differs from s.Value only if a
-// sliding window's newest slot is in the future: then it depends on the time from now.
+// sliding window's newest slot is in the future. Then it is the time from now until that slot, as
+// tokens below 0.
 func (d *Definition) ValueAt(s State, now time.Time) float64 {
 	if s.Slots != nil && s.Slots.Ahead > 0 {
 		return -d.delayed(d.slotStart(s, 0) - now.UnixMicro())
@@ -91,8 +92,8 @@ func (d *Definition) Floor(reserve bool) float64 {
 	return 0 - min(d.MaxReserved, d.Rate*float64(MaxSpan)/float64(d.Period))
 }
 
-// Keeps returns the lowest value that a call may leave if it is granted at once, by its floor. In a
-// sliding window debt lies in later slots, so that is never below 0.
+// Keeps returns the lowest value that a call with this floor may leave if it is granted at once. In
+// a sliding window that is never below 0, because debt lies in later slots.
 func (d *Definition) Keeps(floor float64) float64 {
 	if d.Slotted() {
 		return max(0, floor)
@@ -117,16 +118,16 @@ func (d *Definition) Spend(s State, now time.Time, n float64) State {
 	return d.kind().spend(d, d.Refill(s, now), n)
 }
 
-// Due returns when the work of n tokens that left s behind may run: now, unless s is in debt or
-// paused.
+// Due returns when the work for n tokens may run; s is the state after their take. It is now,
+// unless s is in debt or paused.
 func (d *Definition) Due(s State, now time.Time, n float64) time.Time {
 	return Later(Later(now, s.Paused), d.kind().due(d, s, n))
 }
 
-// Charged returns the instant at which a take counts that left s behind at now. It is now, moved
-// into the current tick of s. That tick begins after now if the clock went back, or if another call
-// was decided by a later instant. It is over if now is another row's instant, for which the call
-// had to wait.
+// Charged returns the instant at which a take counts; s is the state after the take at now. It is
+// now, moved into the current tick of s. That tick begins after now if the clock went back, or if
+// another call was decided by a later instant. It is over if now is another row's instant, for
+// which the call had to wait.
 func (d *Definition) Charged(s State, now time.Time) time.Time {
 	last := d.Next(s.TS).Add(-time.Microsecond)
 	switch {
@@ -158,16 +159,16 @@ func (d *Definition) Charge(s State, now time.Time, n float64) State {
 }
 
 // Refund gives the tokens of a call back to s at now. It adds to the stored value without
-// refilling, which gives the same by every definition; the next take cuts the value to its
-// capacity. A sliding window refunds to the slot that contains the instant slot. If that slot has
-// left the window it refunds nothing.
+// refilling, so the result is the same by every definition; the next take cuts it to the capacity.
+// A sliding window refunds to the slot that contains the instant slot. If that slot has left the
+// window it refunds nothing.
 func (d *Definition) Refund(s State, now time.Time, n float64, slot int64) State {
 	return d.kind().refund(d, s, now, n, slot)
 }
 
-// Slot returns the last instant of the slot in which a take that left s behind was counted, in
-// microseconds since 1970. Another definition would count it in the slot with this instant, too. It
-// is 0 for the other kinds.
+// Slot returns the last instant of the slot that counted a take, in microseconds since 1970; s is
+// the state after the take. Another definition would count the take in the slot with this instant,
+// too. It is 0 for the other kinds.
 func (d *Definition) Slot(s State) int64 {
 	if s.Slots == nil {
 		return 0
@@ -175,19 +176,19 @@ func (d *Definition) Slot(s State) int64 {
 	return d.slotStart(s, 1) - 1
 }
 
-// Plain reports whether a statement at now can add to s: this definition wrote it, and it was
-// settled not long ago.
+// Plain reports whether a statement at now can add to s. It cannot if a sliding window's row
+// must first be written anew, or if a quota's row lacks more edges than the statement receives.
 func (d *Definition) Plain(s State, now time.Time) bool { return d.kind().plain(d, s, now) }
 
 // Whole returns how many whole tokens can be taken from s at now so that floor is left; floor is
-// not below 0. It is what a call gets that takes all there is.
+// not below 0. A call that takes the available tokens gets as many.
 func (d *Definition) Whole(s State, now time.Time, floor float64) float64 {
 	return d.kind().whole(d, s, now, floor)
 }
 
 // Pause empties s at now. Until the pause is over nothing is allowed and nothing is refilled. Debt
 // stays. Of two pauses the later one holds. An until that is not after now changes nothing. A
-// sliding window keeps its slots, and a quota by the calendar its value.
+// sliding window and a quota by the calendar keep their tokens, and go on refilling.
 func (d *Definition) Pause(s State, now, until time.Time) State {
 	settled := d.Refill(s, now)
 	if !until.After(now) {
@@ -211,8 +212,8 @@ const idleFor = time.Minute
 // Idle reports whether s means the same as no row of key: it is full at now, has been for a minute,
 // and is not paused. After a pause a fixed window can have other edges than a fresh row. Then it is
 // idle only once an edge has passed unused: otherwise, with its edges moved back, a window could
-// refill more than Rate. By the calendar, such a row stands on no edge. It is kept until an edge
-// has counted.
+// refill more than Rate. A quota's row that another definition wrote may stand on no edge. It is
+// kept until an edge has counted.
 func (d *Definition) Idle(key string, s State, now time.Time) bool {
 	now = now.Add(-idleFor)
 	settled := d.Refill(s, now)

@@ -38,7 +38,7 @@ func (*tokenBucket) back(d *Definition, s State, out Out, r *Return, now time.Ti
 	if late := past.Sub(r.End); r.leftover() && late > 0 {
 		n = max(0, n-d.Inflow(late))
 	}
-	above := s.Value // Capacity, left by another definition; see Charge
+	above := s.Value // a value above Capacity stays; see Charge
 	if s = d.Refill(s, now); !r.leftover() || !s.Paused.After(now) {
 		s.Value = max(s.Value, min(s.Value+n, d.Capacity-d.Owed(out, now)))
 	}

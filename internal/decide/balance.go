@@ -9,7 +9,7 @@ import (
 )
 
 // Held stores the result of n tokens that the process held already for a, which has one row. It
-// makes one allocation, or two for a reservation. paid is what Paid returns, and after is the
+// makes one allocation, or three for a reservation. paid is what Paid returns, and after is the
 // balance that is left.
 func (a *Demand) Held(paid *receipt.Limit, n float64, reserve bool, after *bucket.State, at time.Time, result *ratelimit.Result) {
 	holding := holdingOf(&a.Definition, *after, at)

@@ -18,8 +18,9 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/valid"
 )
 
-// Call holds the validated requests of an allow, reserve or check. Requests for the same limit and
-// key are added up. Demands are in the order in which their rows are locked.
+// Call holds the validated requests of an allow, reserve or check. New adds up requests for the
+// same limit and key, and puts Demands in the order in which their rows are locked. NewFirst and
+// NewChecks keep the requests and their order.
 type Call struct {
 	Reserve bool
 	First   bool // takes from the first demand that can grant
@@ -37,7 +38,7 @@ type Call struct {
 type Demand struct {
 	ratelimit.Request
 	Definition bucket.Definition
-	Floor      float64 // the lowest value to leave behind: above 0 in all shards together, otherwise divided among them
+	Floor      float64 // the lowest value to leave behind: in all shards together if it is above 0, otherwise divided among them
 	index      int     // the place of its request in the call
 	noted      bool    // the definition comes from Definitions, which has checked it
 }
@@ -357,9 +358,9 @@ func BadPage(limit ratelimit.Limit, page ratelimit.Page) error {
 	return nil
 }
 
-// NewChange returns two calls that take nothing: for a key of a limit by its definition before and
-// after a change. Both definitions must have the same name and kind, since programs with the other
-// one would misread the rows.
+// NewChange returns two calls that take nothing from a key: one by its limit's definition before a
+// change, one by that after it. Both definitions must have the same name and kind, since programs
+// with the other one would misread the rows.
 func NewChange(from, to ratelimit.Limit, key string) (before, after Call, err error) {
 	if before, err = New(false, ratelimit.Request{Limit: from, Key: key}); err != nil {
 		return before, after, err

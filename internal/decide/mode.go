@@ -262,8 +262,8 @@ func (m *Modes) setAside(result ratelimit.Result) (found bool) {
 
 func keyOf(r *ratelimit.Request) Key { return Key{ratelimit.NameOf(r.Limit), r.Key} }
 
-// Report returns the result of the call, given the result of Decide, or of the transaction that
-// asked for what Decide asks for.
+// Report returns the result of the call. It gets the result of Decide, or of a transaction that
+// made the calls of Decide itself.
 func (m *Modes) Report(result ratelimit.Result) ratelimit.Result {
 	if m.verb == First && result.OK { // it has one limit only
 		result.Request = m.inMode(result.Request)

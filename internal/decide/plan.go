@@ -166,8 +166,9 @@ func (c *Change) plan(v View) {
 }
 
 // inOneSlot moves the changes of one sliding window to the same slot, the latest one that a
-// reservation got. The work runs once, and every row must count it then. Rows whose clock went back
-// keep slots of their own: moving the others on would give back their tokens.
+// reservation got. The work runs once, and every row must count it then. A row that is ahead of
+// now, from a clock that went back, keeps a slot of its own: moving the other rows' clocks to it
+// would end slots that still count.
 func inOneSlot(changes []Change, now time.Time) {
 	var from time.Time
 	for i := range changes {
@@ -205,7 +206,8 @@ func (c *Call) Granted(changes []Change, known View) ratelimit.Result {
 	return c.result(statuses)
 }
 
-// reportGranted sets s, which is zero, to the status of the demand at place i after its changes.
+// reportGranted sets s, which is zero, to the status of the demand at place i; changes are those
+// made for it.
 func (c *Call) reportGranted(s *ratelimit.Status, i int, changes []Change, known View) {
 	a := &c.Demands[i]
 	if a.Sharded() {
@@ -241,8 +243,8 @@ func (c *Change) cost(at time.Time) float64 {
 	return value(c.Before) - value(c.After)
 }
 
-// Receipted returns the result of Granted with a receipt of the changes. One change makes one
-// allocation, or two for a reservation.
+// Receipted returns the result of Granted with a receipt of the changes. For one change it makes
+// one allocation, or two with a taker, or three for a reservation.
 func (c *Call) Receipted(changes []Change, known View, taker string, conn any) (result ratelimit.Result) {
 	if len(changes) > 1 {
 		result = c.Granted(changes, known)
@@ -419,8 +421,8 @@ func outweighs(s, t ratelimit.Status) bool {
 	return s.Remaining < t.Remaining
 }
 
-// reportTaken sets s, which is zero, to the status of a after a take at now that left after behind;
-// a has one row.
+// reportTaken sets s, which is zero, to the status of a, which has one row; after is the row after
+// the take at now.
 func (a *Demand) reportTaken(s *ratelimit.Status, after bucket.State, now time.Time) {
 	d := &a.Definition
 	at, due, settled := a.counts(d, after, now)
@@ -428,7 +430,8 @@ func (a *Demand) reportTaken(s *ratelimit.Status, after bucket.State, now time.T
 	a.report(s, true, &h, at, due)
 }
 
-// takenAmong returns the status of a after changes of its shards, whose states are known now.
+// takenAmong returns the status of a after changes of its shards; states has all of its shards
+// after them.
 func (a *Demand) takenAmong(states []bucket.State, changes []Change, now time.Time) ratelimit.Status {
 	var at, due time.Time
 	for i := range changes {
@@ -438,10 +441,10 @@ func (a *Demand) takenAmong(states []bucket.State, changes []Change, now time.Ti
 	return a.statusAmong(true, states, at, bucket.Later(at, due))
 }
 
-// counts returns the instant of the result of a take at now that left after behind, when the take
-// is due, and the state at that instant. If the take is due at once, the instant is the one at
-// which it counts, so results keep to the limit. If it is due later, the wait runs from now, even
-// if the clock went back: all rows have one clock.
+// counts returns the instant of the result of a take, when the take is due, and the state at that
+// instant; after is the row after the take at now. If the take is due at once, the instant is the
+// one at which it counts, so results keep to the limit. If it is due later, the wait runs from now,
+// even if the clock went back: all rows have one clock.
 func (a *Demand) counts(d *bucket.Definition, after bucket.State, now time.Time) (at, due time.Time, settled bucket.State) {
 	if after.TS.Equal(now) && after.Value >= 0 && after.Slots == nil && !after.Paused.After(now) {
 		return now, now, after

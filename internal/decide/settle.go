@@ -152,8 +152,9 @@ func (c *Change) Refill(state bucket.State, now time.Time) bucket.State {
 	return c.Definition.Refund(state, now, -c.Count, c.Slot)
 }
 
-// Result returns the result of the settlement; after has its rows as they are then. Statuses are
-// OK, because a settlement cannot be refused. During debt or a pause, RetryAt is the end of those.
+// Result returns the result of the settlement; after has its rows as the settlement left them.
+// Statuses are OK, because a settlement cannot be refused. During debt or a pause, RetryAt is the
+// end of those.
 func (s *Settlement) Result(after View) ratelimit.Result {
 	statuses := make([]ratelimit.Status, len(s.Call.Demands))
 	for i := range s.Call.Demands {

@@ -86,8 +86,7 @@ func (a *Demand) spreadAhead(now time.Time, states []bucket.State, floor float64
 
 // draw takes a's count from shards with these values, and leaves at least floor in each. It takes
 // from the fullest alone, or from the fullest first. The last of several may end a rounding error
-// below floor. So the rows store the tokens that they miss together, instead of granting them again
-// and again.
+// below floor: the rows must count all the tokens, or would grant the missing ones again and again.
 func (a *Demand) draw(values []float64, floor float64) (counts []float64, ok bool) {
 	counts = make([]float64, len(values))
 	order := fullestFirst(values)

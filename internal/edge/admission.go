@@ -60,12 +60,12 @@ func (p *Admission[R, O]) ByOutcome() bool {
 }
 
 // Do runs do and keeps the permits meanwhile. In do's context, [Use] and [PermitOf] find what was
-// taken; it ends if a permit is lost. After do, even if it panics, Do gives back unused tokens:
-// those that [Use] did not count, and those whose policy does not count the outcome. outcome may be
-// nil unless [Admission.ByOutcome].
+// taken; it ends if a permit is lost. After do, even if it panics, Do gives back tokens: those
+// beyond what [Use] reported, and those whose policy does not count the outcome. outcome may be nil
+// unless [Admission.ByOutcome].
 //
-// A permit can be lost before do begins, if the process was stopped. Then do does not run, ok is
-// false, and the caller answers the failure.
+// A permit can be lost before do begins, if the process was stopped. Then do runs only with
+// FailOpen or Shadow. Otherwise ok is false, and the caller answers the failure.
 func (p *Admission[R, O]) Do(ctx context.Context, do func(ctx context.Context), outcome func(panicked bool) O) (failure ratelimit.Event, ok bool) {
 	g := p.limiter
 	p.charge.pkg, p.charge.limitOf = g.Package, g.limitOf
@@ -141,7 +141,7 @@ type chargeKey struct{}
 // charge holds the tokens that a request has taken, and those that it has used.
 type charge struct {
 	pkg     string
-	limitOf func(name string) ratelimit.Limit // finds the policies' limits; nil without policies
+	limitOf func(name string) ratelimit.Limit // finds the limit of a policy of this middleware; nil if there is none
 	outer   *charge                           // of an outer middleware
 	receipt *ratelimit.Receipt                // nil if nothing was taken
 	taken   []ratelimit.Request

@@ -9,7 +9,7 @@ import (
 
 const (
 	firstBackoff = time.Second            // after a refusal that names no wait
-	firstDoubt   = 100 * time.Millisecond // after a refusal that names a wait, if the wait before was kept and was too short
+	firstDoubt   = 100 * time.Millisecond // the same after a refusal that names a wait, from the second in a row on
 	mostBackoff  = 16 * time.Second       // less than DefaultMaxWait, so a request can learn whether the server grants again
 
 	slowAnswer = 250 * time.Millisecond // the shortest time after which more requests go without an answer
@@ -25,7 +25,7 @@ const (
 // took.
 type hold struct {
 	refused   time.Time // the end of the wait after a refusal
-	exhausted time.Time // until then the server would refuse the next request, it says
+	exhausted time.Time // by the hint of a granted answer, requests are refused until then
 	round     int
 	inARow    int           // rounds since a request was not refused
 	allowed   int           // requests that may go in this round; 0 means all

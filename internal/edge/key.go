@@ -26,7 +26,7 @@ func Join[R any](key func(R) (string, error), keys ...func(R) (string, error)) f
 }
 
 // FirstOf returns the first key that the request has, marked by its place in the list. If an error
-// is a fault of the request, it tries the next key. Without keys it returns none.
+// is a fault of the request, it tries the next key. Without keys it returns the error none.
 func FirstOf[R any](fault func(error) bool, none error, keys ...func(R) (string, error)) func(R) (string, error) {
 	return func(r R) (string, error) {
 		err := none

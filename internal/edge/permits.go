@@ -134,9 +134,9 @@ func (g *Limiter[R, O]) keep(ctx context.Context, permits []ratelimit.Permit, do
 	return of, err
 }
 
-// FullWait returns how long a client without a permit should wait before the next try. Nobody knows
-// when a permit is free, so that is wait to twice wait. If the limit's mode refuses, it is the time
-// until the mode ends, and up to wait more.
+// FullWait returns how long a client without a permit should wait before the next try: wait to
+// twice wait, since no permit says when it will be free. If the limit's mode refuses, it is the
+// time until the mode ends, and up to wait more.
 func FullWait(permit ratelimit.Permit, wait time.Duration) time.Duration {
 	spread := rand.N(wait)
 	if permit.InFlight.Mode == ratelimit.ModeRefuse {

@@ -99,9 +99,9 @@ func bounded(request ratelimit.Request) (ratelimit.Request, error) {
 	return request, nil
 }
 
-// StatedCost returns the cost that a client states: a whole number in digits, at least least.
-// Without a value it returns otherwise. fault makes the error of an invalid value; what names the
-// field.
+// StatedCost returns the cost that a client states, a whole number in digits, or least if it is
+// lower. Without a value it returns otherwise. fault makes the error of an invalid value; what
+// names the field.
 func StatedCost(what string, values []string, least, otherwise float64, fault func(detail string) error) (float64, error) {
 	switch {
 	case len(values) == 0:
@@ -126,8 +126,8 @@ func Identity(name, key string) string { return name + "\x00" + key }
 // DefaultMaxJitter bounds the jitter of a wait.
 const DefaultMaxJitter = 30 * time.Second
 
-// Jittered returns the wait of a refusal plus a share of it, at most most. The share is always the
-// same for the key that decides.
+// Jittered returns the wait of a refusal plus jitter, which is below most, and below share of the
+// wait. Each deciding key has a fixed part of that bound.
 func Jittered(result ratelimit.Result, share float64, most time.Duration) time.Duration {
 	identity := Identity(ratelimit.NameOf(result.Request.Limit), result.Request.Key)
 	return result.RetryAfter + Shift(identity, min(most, time.Duration(share*float64(result.RetryAfter))))

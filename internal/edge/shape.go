@@ -76,8 +76,8 @@ func split(key string) (parts []string) {
 // network matches a network in a shape; $1 is its family.
 var network = regexp.MustCompile(`(IPv[46])/[0-9]+`)
 
-// Alike reports whether key can be one of the keys with these shapes, at least one. Networks of
-// IPv4 and IPv6 are alike, unless shapes has another width for key's family.
+// Alike reports whether key can be one of the keys with these shapes; there is at least one.
+// Networks of IPv4 and IPv6 are alike, unless shapes has another width for key's family.
 func Alike(key string, shapes map[string]bool) bool {
 	shape := Shape(key)
 	if shapes[shape] {

@@ -15,14 +15,14 @@ type Store interface {
 	Release(ctx context.Context, permit ratelimit.Permit) error
 }
 
-// Renewers is the permits of a store that are kept. The zero value is ready to use. It is safe
+// Renewers holds the permits of a store that are kept. The zero value is ready to use. It is safe
 // for concurrent use.
 type Renewers struct {
 	mu      sync.Mutex
 	running map[permitID]*renewer
 }
 
-// permitID is a permit in the hands of one holder.
+// permitID names a permit in the hands of one holder.
 type permitID struct {
 	name, key string
 	number    int
@@ -33,11 +33,11 @@ func idOf(permit ratelimit.Permit) permitID {
 	return permitID{permit.InFlight.Name, permit.Key, permit.Number, permit.Fence}
 }
 
-// Released notes that a holder has released its permit, or has in a transaction with an unknown
-// end: that is the reason if the permit is not held any more.
+// Released notes that a holder has released its permit, or has released it in a transaction whose
+// end is unknown. If the permit turns out not to be held, it was not lost.
 func (k *Renewers) Released(permit ratelimit.Permit) { k.note(permit, false) }
 
-// Gone is Released of a permit whose release has been committed: Keep does not release it again.
+// Gone notes that the release of a permit is committed, so Keep does not release it again.
 func (k *Renewers) Gone(permit ratelimit.Permit) { k.note(permit, true) }
 
 func (k *Renewers) note(permit ratelimit.Permit, gone bool) {
@@ -59,19 +59,19 @@ type renewer struct {
 
 	mu       sync.Mutex
 	permit   ratelimit.Permit
-	released int // how often the holder has said so
+	released int // releases that the holder has reported
 	gone     bool
 	lost     bool
 }
 
-// retryPause is how long a keeper waits before it renews again, after a fault.
+// retryPause is how long a renewer waits after a fault before it renews again.
 const retryPause = 50 * time.Millisecond
 
 // releaseTime bounds the release after the work, for which the context may be over.
 const releaseTime = 5 * time.Second
 
-// Keep runs do with a context that ends when the permit is lost, or with ctx, renews it until do
-// has ended, and releases it.
+// Keep runs do, renews the permit meanwhile, and releases it afterwards. The context of do ends
+// with ctx, or when the permit is lost.
 func (k *Renewers) Keep(ctx context.Context, store Store, permit ratelimit.Permit, do func(context.Context, ratelimit.Permit) error) (err error) {
 	if err := permit.Err(); err != nil {
 		return err
@@ -82,7 +82,7 @@ func (k *Renewers) Keep(ctx context.Context, store Store, permit ratelimit.Permi
 	if do == nil {
 		return &ratelimit.FieldError{Limit: permit.InFlight.Name, Field: "Func", Value: nil, Reason: "must not be nil"}
 	}
-	if !now().before(permit.Ends()) { // it was read, or waited for; it may be held all the same
+	if !now().before(permit.Ends()) { // the permit was read or waited for; it may still be held
 		renewed, err := store.Renew(ctx, permit)
 		if err != nil {
 			return err
@@ -92,7 +92,7 @@ func (k *Renewers) Keep(ctx context.Context, store Store, permit ratelimit.Permi
 	inner, cancel := context.WithCancelCause(ctx)
 	kept := &renewer{store: store, cancel: cancel, permit: permit}
 	k.add(permit, kept)
-	// The permit of a function that goes on working when ctx is over is renewed all the same.
+	// Renewing goes on while do works, even after ctx has ended.
 	working, stop := context.WithCancel(context.WithoutCancel(ctx))
 	stopped := make(chan struct{})
 	go func() {
@@ -126,14 +126,14 @@ func (k *Renewers) remove(permit ratelimit.Permit) {
 	delete(k.running, idOf(permit))
 }
 
-// releases is how often the holder has released the permit.
+// releases returns how often the holder has reported a release.
 func (k *renewer) releases() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.released
 }
 
-// ends is when the permit must be taken for lost.
+// ends returns when the permit counts as lost.
 func (k *renewer) ends() time.Time {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -148,14 +148,14 @@ func (k *renewer) lose() {
 	k.cancel(ratelimit.ErrLeaseLost)
 }
 
-// over reports whether the permit is lost, or must be taken for that by now.
+// over reports whether the permit is lost, or its lease is over by this machine's clocks.
 func (k *renewer) over() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.lost || !now().before(k.permit.Ends())
 }
 
-// renew renews the permit at half of its lease until ctx is over.
+// renew renews the permit at half of its lease, until ctx ends.
 func (k *renewer) renew(ctx context.Context) {
 	end := time.NewTimer(0) // of the lease
 	next := time.NewTimer(0)
@@ -190,7 +190,7 @@ func (k *renewer) renew(ctx context.Context) {
 			case err == nil:
 				set()
 			case errors.Is(err, ratelimit.ErrLeaseLost) && k.releases() > 0:
-				end.Stop() // it is as the holder wanted it
+				end.Stop() // the holder has released it
 			case errors.Is(err, ratelimit.ErrLeaseLost):
 				k.lose()
 			default:
@@ -217,7 +217,7 @@ func (k *renewer) renewOnce(ctx context.Context) error {
 	return nil
 }
 
-// release releases the permit. It returns an error if that was lost while it was worked with.
+// release releases the permit. It returns an error if the permit was lost during the work.
 func (k *renewer) release(ctx context.Context) error {
 	k.mu.Lock()
 	gone := k.gone
@@ -238,8 +238,8 @@ func (k *renewer) release(ctx context.Context) error {
 	return nil // a permit that cannot be released is free when its lease is over
 }
 
-// leased is a context that is over when the lease is: also in a process that was stopped, and
-// in which no timer has rung yet.
+// leased is a context that ends with the lease. Err checks the clock, because in a process that was
+// stopped no timer may have fired yet.
 type leased struct {
 	context.Context
 	keeper *renewer
@@ -253,13 +253,13 @@ func (c *leased) Err() error {
 	return c.Context.Err()
 }
 
-// instant is the time by the monotonic clock and by the other, which goes on while the machine
+// instant is a time by the monotonic clock and by the wall clock, which goes on while the machine
 // is asleep.
 type instant struct{ time.Time }
 
 func now() instant { return instant{time.Now()} }
 
-// before reports whether it is before t by both clocks.
+// before reports whether i is before t by both clocks.
 func (i instant) before(t time.Time) bool {
 	return i.Time.Before(t) && i.Round(0).Before(t.Round(0))
 }

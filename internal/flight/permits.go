@@ -1,6 +1,6 @@
-// Package flight is a process's knowledge of the permits of limits of work in flight: which to
-// try, and the waiters for one here. It knows no database. Its knowledge is a guess, which
-// chooses and grants nothing.
+// Package flight keeps what a process knows of permits: which to try, and which callers wait for
+// one in this process. It knows no database. Its knowledge is a guess: it chooses what to try, and
+// grants nothing.
 package flight
 
 import (
@@ -14,44 +14,45 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// mostKeys is how many keys are remembered, beside those of which something is held or
-// waited for here.
+// mostKeys is how many keys are remembered, beside those with permits that are held or waited for
+// in this process.
 const mostKeys = 16384
 
 // IdleFor is how long a permit must have been free before its row is deleted.
 const IdleFor = time.Minute
 
 const (
-	// turnTime is for how long a permit is handed on within a process, before it is let go:
-	// other processes may wait as well.
+	// turnTime is how long a permit is handed on within a process. Then it is let go, since other
+	// processes may wait as well.
 	turnTime = 4 * time.Second
 
-	// attempt is how long a permit that is tried stays chosen, unless somebody says how it went.
+	// attempt is how long a permit that is tried stays chosen, unless the outcome is noted before.
 	attempt = time.Minute
 )
 
-// Permits is the knowledge of all keys. The zero value is ready to use. It is safe for concurrent
-// use.
+// Permits holds what a process knows of the permits of all keys. The zero value is ready to use. It
+// is safe for concurrent use.
 type Permits struct {
 	mu   sync.Mutex
 	keys map[decide.Key]*keyState
 	came uint64 // waiters that have come, of all keys
 }
 
-// keyState is the knowledge of a key.
+// keyState holds what a process knows of a key's permits.
 type keyState struct {
-	looked bool               // free has been read, and is not just empty
-	free   []Choice           // seen free; the last is the next
-	away   map[int]mark       // permits that are tried or held here
+	looked bool               // free was read, so an empty list means that none is free
+	free   []Choice           // permits seen free; the last is tried next
+	away   map[int]mark       // permits that this process tries or holds
 	line   list.List          // of *Waiter, in the order in which they came
-	asking int                // permits that callers want who are not in line, and may have to go there
-	turns  map[int]time.Time  // since when permits are handed on here
-	look   time.Time          // when the first in line is to look again
-	others time.Time          // until when it is other processes' turn to collect
-	newest ratelimit.InFlight // the limit by which a caller came last
+	asking int                // permits that callers outside of the line ask for; they may have to join it
+	turns  map[int]time.Time  // since when each permit is handed on in this process
+	look   time.Time          // when the first in line looks again
+	others time.Time          // until this instant other processes may collect
+	newest ratelimit.InFlight // the limit of the newest caller
 }
 
-// mark says that a permit is tried here, or since when it is held, and until when at the latest.
+// mark says that this process tries a permit, or since when it holds the permit; until is the
+// latest end.
 type mark struct {
 	tried        bool
 	since, until time.Time
@@ -60,16 +61,16 @@ type mark struct {
 // Choice is a permit to try.
 type Choice struct {
 	Number int
-	New    bool // it may not be there yet
+	New    bool // its row may not exist yet
 }
 
-// locked locks mu, and returns the knowledge of a key.
+// locked locks mu, and returns the state of a key.
 func (s *Permits) locked(key decide.Key) *keyState {
 	s.mu.Lock()
 	return s.of(key)
 }
 
-// of returns the knowledge of a key. It needs mu.
+// of returns the state of a key, and creates it if it is missing. The caller holds mu.
 func (s *Permits) of(key decide.Key) *keyState {
 	k := s.keys[key]
 	if k == nil {
@@ -85,12 +86,12 @@ func (s *Permits) of(key decide.Key) *keyState {
 	return k
 }
 
-// examined is how many keys are examined for each new one: if more than a few of them are idle,
-// the keys become fewer.
+// examined is how many keys are examined for each new one. If more than a few are idle, the number
+// of keys falls.
 const examined = 8
 
-// forgetSome forgets the idle ones of a few keys at random. To examine all would hold up the callers
-// of all keys, and cost each new key as much as there are keys of which something is held.
+// forgetSome forgets the idle ones among a few random keys. Examining all keys would hold up the
+// callers of all keys, and make each new key as expensive as all keys in use.
 func (s *Permits) forgetSome(now time.Time) {
 	left := examined
 	for key, k := range s.keys {
@@ -103,7 +104,7 @@ func (s *Permits) forgetSome(now time.Time) {
 	}
 }
 
-// idle reports whether nothing is held, tried or waited for here.
+// idle reports whether this process holds, tries and awaits no permit of the key.
 func (k *keyState) idle(now time.Time) bool {
 	for number, m := range k.away {
 		if m.until.After(now) {
@@ -114,15 +115,15 @@ func (k *keyState) idle(now time.Time) bool {
 	return k.line.Len() == 0 && k.asking == 0
 }
 
-// Meet notes the limit by which a caller comes. It also holds for those who wait, as far as it is
-// smaller than theirs.
+// Meet notes the limit of a caller. Where it is smaller than the limits of waiting callers, it
+// holds for them too.
 func (s *Permits) Meet(key decide.Key, limit ratelimit.InFlight) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
 	k.newest = limit
 }
 
-// Wants returns what a Waiter asks for, with the limits that hold for it now.
+// Wants returns what a Waiter asks for, by the limits that hold now.
 func (s *Permits) Wants(w *Waiter) []ratelimit.PermitRequest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -134,9 +135,10 @@ func (s *Permits) Wants(w *Waiter) []ratelimit.PermitRequest {
 	return wants
 }
 
-// holds returns a Waiter's limit, with the newest Limit and Lease where they are smaller.
+// holds returns a Waiter's limit, with the Limit and Lease of the newest caller where they are
+// smaller.
 func (k *keyState) holds(limit ratelimit.InFlight) ratelimit.InFlight {
-	if k.newest.Limit == 0 { // the key was forgotten, since w does not wait any more
+	if k.newest.Limit == 0 { // the key was forgotten, so its Waiter has left
 		return limit
 	}
 	limit.Limit = min(limit.Limit, k.newest.Limit)
@@ -146,9 +148,9 @@ func (k *keyState) holds(limit ratelimit.InFlight) ratelimit.InFlight {
 	return limit
 }
 
-// Choose returns a permit to try of so many, which nobody else here is given until [Permits.Taken],
-// [Permits.Missed] or [Permits.Freed]. If nothing is known of the key it is one at random. It
-// returns false when none is known to be free, and somebody has to look.
+// Choose returns a permit below limit to try. No other caller here gets it until [Permits.Taken],
+// [Permits.Missed] or [Permits.Freed]. Without any knowledge of the key it picks one at random. It
+// returns false if none is known to be free; then the caller must look.
 func (s *Permits) Choose(key decide.Key, limit int, now time.Time) (Choice, bool) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
@@ -170,7 +172,7 @@ func (s *Permits) Choose(key decide.Key, limit int, now time.Time) (Choice, bool
 	return Choice{}, false
 }
 
-// ChooseAll returns as many permits to try, as Choose does, if so many are known to be free; otherwise
+// ChooseAll returns n permits to try, chosen as by Choose. If fewer are known to be free it returns
 // none.
 func (s *Permits) ChooseAll(key decide.Key, n, limit int, now time.Time) []Choice {
 	k := s.locked(key)
@@ -178,7 +180,7 @@ func (s *Permits) ChooseAll(key decide.Key, n, limit int, now time.Time) []Choic
 	var chosen []Choice
 	k.free = slices.DeleteFunc(k.free, func(c Choice) bool {
 		if c.Number >= limit || k.isAway(c.Number, now) {
-			return true // or it is there twice
+			return true // or it is in free twice
 		}
 		chosen = append(chosen, c)
 		k.try(c.Number, now)
@@ -198,7 +200,7 @@ func (s *Permits) ChooseAll(key decide.Key, n, limit int, now time.Time) []Choic
 	return chosen[left:]
 }
 
-// Unchoose notes that permits were not tried.
+// Unchoose puts back chosen permits that were not tried.
 func (s *Permits) Unchoose(key decide.Key, chosen []Choice) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
@@ -221,14 +223,15 @@ func (k *keyState) isAway(number int, now time.Time) bool {
 	return ok
 }
 
-// Taken notes that a permit is held here until an instant.
+// Taken notes that this process holds a permit until an instant.
 func (s *Permits) Taken(key decide.Key, number int, until time.Time) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
 	k.away[number] = mark{since: time.Now(), until: until}
 }
 
-// Missed notes that a permit was tried in vain. The other permits seen free are out of date by now.
+// Missed notes that a permit was tried in vain. It also discards the other permits seen free, which
+// are out of date.
 func (s *Permits) Missed(key decide.Key, number int) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
@@ -236,7 +239,7 @@ func (s *Permits) Missed(key decide.Key, number int) {
 	k.looked, k.free = true, nil
 }
 
-// Freed notes that a permit was released here, and has waiters look.
+// Freed notes that this process released a permit, and wakes the first waiter.
 func (s *Permits) Freed(key decide.Key, number int) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
@@ -245,7 +248,7 @@ func (s *Permits) Freed(key decide.Key, number int) {
 	k.poke(true)
 }
 
-// Lost notes that a permit is not held here any more, and wakes the first waiter.
+// Lost notes that this process holds a permit no more, and wakes the first waiter.
 func (s *Permits) Lost(key decide.Key, number int) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
@@ -253,8 +256,8 @@ func (s *Permits) Lost(key decide.Key, number int) {
 	k.poke(true)
 }
 
-// Observe notes the free permits of a look, or of one at a part of them, that began at an instant.
-// It reports whether there are some that no caller here has tried since.
+// Observe notes the free permits found by a look that began at an instant; part says that it read a
+// part of them only. It reports whether any is left to try.
 func (s *Permits) Observe(key decide.Key, free []Choice, part bool, begun time.Time) (some bool) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
@@ -280,10 +283,11 @@ func (s *Permits) Forget(key decide.Key) {
 	k.poke(true)
 }
 
-// Waiter is a caller that waits for permits, in the line of each key of which it wants some.
+// Waiter is a caller that waits for permits. It stands in the line of each key from which it wants
+// some.
 type Waiter struct {
-	Turn <-chan bool             // has something for the first in a line: whether it is worth trying now
-	Got  <-chan ratelimit.Permit // has a permit that was handed on, at most one
+	Turn <-chan bool             // tells the first in a line whether to try now
+	Got  <-chan ratelimit.Permit // receives a permit that was handed on, at most one
 
 	places []place
 	number uint64 // in the order of arrival
@@ -294,20 +298,19 @@ type Waiter struct {
 
 // place is a Waiter's place in the line of a key.
 type place struct {
-	asked   ratelimit.PermitRequest // as it came
+	asked   ratelimit.PermitRequest // the request as it came
 	key     decide.Key
-	element *list.Element // nil when it is not in line
+	element *list.Element // nil outside of the line
 }
 
-// Several reports whether a Waiter wants several permits, which it cannot be handed.
+// Several reports whether a Waiter wants several permits. Such a Waiter is handed none.
 func (w *Waiter) Several() bool { return len(w.places) > 1 || w.places[0].asked.N > 1 }
 
-// Arrive returns a Waiter, and whether it is to ask for its permits at once; otherwise it is in line.
-// It must [Permits.Leave]. Callers ask at once for as many as there are permits, if nobody is in line: more
-// would be refused in any case, and meanwhile be overtaken by callers that come later and ask, too.
+// Arrive returns a Waiter, which must [Permits.Leave]. asks reports whether it asks for its permits
+// at once; otherwise it is in line. While the line is empty, as many callers ask at once as there
+// are permits. More would be refused, and later callers that ask would overtake them.
 //
-// All lines are in the one order of arrival, so that of two Waiters in two lines one is before the
-// other in both.
+// All lines are in one order of arrival, so two Waiters in two lines have the same order in both.
 func (s *Permits) Arrive(wants ...ratelimit.PermitRequest) (w *Waiter, asks bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -330,7 +333,7 @@ func (s *Permits) Arrive(wants ...ratelimit.PermitRequest) (w *Waiter, asks bool
 	return w, true
 }
 
-// Enter has a Waiter in line that has asked in vain, before those who came later.
+// Enter puts a Waiter that has asked in vain in line, before later arrivals.
 func (s *Permits) Enter(w *Waiter) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -338,7 +341,7 @@ func (s *Permits) Enter(w *Waiter) {
 	s.enter(w)
 }
 
-// asked notes that a Waiter asks no more, if it did.
+// asked notes that a Waiter has stopped asking.
 func (s *Permits) asked(w *Waiter) {
 	for _, p := range w.places {
 		if w.asks {
@@ -367,8 +370,8 @@ func (s *Permits) enter(w *Waiter) {
 	}
 }
 
-// First reports whether a Waiter is the first in all of its lines. One that was is not any more when
-// somebody enters who came before.
+// First reports whether a Waiter is the first in all of its lines. It stops being first if an
+// earlier arrival enters.
 func (s *Permits) First(w *Waiter) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -393,8 +396,8 @@ func (k *keyState) collects() bool {
 	return first != nil && first.Value.(*Waiter).Several()
 }
 
-// Leave ends a Waiter, in line or not. If a permit was handed on that it has not read from Got, that
-// is returned, and ok.
+// Leave ends a Waiter, in line or not. If a permit was handed on that the Waiter has not read from
+// Got, Leave returns it and true.
 func (s *Permits) Leave(w *Waiter) (permit ratelimit.Permit, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -420,7 +423,7 @@ func (s *Permits) Leave(w *Waiter) (permit ratelimit.Permit, ok bool) {
 	}
 }
 
-// poke tells the first in line that it is, and whether it is worth trying now.
+// poke tells the first in line that it is first, and whether to try now.
 func (k *keyState) poke(now bool) {
 	first := k.line.Front()
 	if first == nil {
@@ -432,24 +435,25 @@ func (k *keyState) poke(now bool) {
 		now = now || told
 	default:
 	}
-	turn <- now // which has room, as nobody else sends
+	turn <- now // there is room: all senders hold mu
 }
 
-// LookAgain notes when the caller that is first in line then is to look again.
+// LookAgain notes when the first in line looks again.
 func (s *Permits) LookAgain(key decide.Key, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.of(key).look = at
 }
 
-// Look returns when the first in line is to look.
+// Look returns when the first in line looks again.
 func (s *Permits) Look(key decide.Key) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.of(key).look
 }
 
-// Collected notes that a waiter here has had the turn to collect, which is other processes' until an instant.
+// Collected notes that a waiter here has had the turn to collect. Until an instant, it is the turn
+// of other processes.
 func (s *Permits) Collected(key decide.Key, others time.Time) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
@@ -463,8 +467,9 @@ func (s *Permits) MayCollect(key decide.Key, now time.Time) bool {
 	return !now.Before(k.others)
 }
 
-// HandOn returns the limit by which a permit that is about to be released is to be taken for a
-// waiter here, and true; or false, when there is none, it wants several, or it is other processes' turn.
+// HandOn reports whether a permit that is about to be released is taken for a waiter here, and
+// returns the waiter's limit. It is false if there is no waiter, if the first wants several, if its
+// limit has no such number, or if other processes have their turn.
 func (s *Permits) HandOn(key decide.Key, number int, now time.Time) (ratelimit.InFlight, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -481,7 +486,7 @@ func (s *Permits) HandOn(key decide.Key, number int, now time.Time) (ratelimit.I
 	}
 	since, ok := k.turns[number]
 	if !ok {
-		since = now.Add(-rand.N(turnTime)) // so that they are not all let go at once
+		since = now.Add(-rand.N(turnTime)) // spread the ends of turns
 		k.turns[number] = since
 	}
 	first := k.line.Front().Value.(*Waiter)
@@ -496,7 +501,7 @@ func (s *Permits) HandOn(key decide.Key, number int, now time.Time) (ratelimit.I
 	return limit, number < limit.Limit
 }
 
-// LetGo notes that a permit was released that is others' to take: nobody here is told but a waiter
+// LetGo notes that a permit was released for other processes to take. Here it wakes only a waiter
 // that collects.
 func (s *Permits) LetGo(key decide.Key, number int) {
 	k := s.locked(key)
@@ -507,7 +512,7 @@ func (s *Permits) LetGo(key decide.Key, number int) {
 	}
 }
 
-// Waiting is how many wait for a permit of a key here.
+// Waiting returns how many callers of this process wait for a permit of a key.
 func (s *Permits) Waiting(key decide.Key) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -517,8 +522,8 @@ func (s *Permits) Waiting(key decide.Key) int {
 	return 0
 }
 
-// Hand gives a permit that was taken to the first in line. It reports false if none waits any more,
-// or the limit is smaller by now than the permit's number.
+// Hand gives a permit that was taken to the first in line. It reports false if the line is empty,
+// if the first wants several, or if the permit's number is not below the limit any more.
 func (s *Permits) Hand(key decide.Key, permit ratelimit.Permit) bool {
 	k := s.locked(key)
 	defer s.mu.Unlock()
@@ -532,7 +537,7 @@ func (s *Permits) Hand(key decide.Key, permit ratelimit.Permit) bool {
 	}
 	k.line.Remove(first)
 	w.places[0].element = nil
-	w.got <- permit // it has room, since a waiter that was given a permit is not in line
+	w.got <- permit // there is room: a waiter that was given a permit has left the line
 	k.away[permit.Number] = mark{since: time.Now(), until: permit.Ends()}
 	k.poke(len(k.free) > 0)
 	return true

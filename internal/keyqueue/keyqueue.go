@@ -19,7 +19,7 @@ type Queue[K comparable] struct {
 	keys map[K]*keyQueue
 }
 
-// keyQueue is the queue of one key. While anybody waits no ticket is free.
+// keyQueue is the queue of one key. While callers wait, no ticket is free.
 type keyQueue struct {
 	tickets int
 	free    []int     // ascending

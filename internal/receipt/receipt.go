@@ -181,8 +181,8 @@ func Pays(r *Receipt) bool {
 	return slices.ContainsFunc(Payments(r), func(p Payment) bool { return !p.IsNothing() })
 }
 
-// Taker returns the transaction that paid, "" once it is committed. Only settle in Redeem may call
-// it.
+// Taker returns the transaction that paid, "" once it is committed. Call it in settle of Redeem, or
+// before another goroutine knows r: only then it cannot change meanwhile.
 func Taker(r *Receipt) string { return r.rest().taker }
 
 // At returns the instant of the payments.

@@ -59,8 +59,8 @@ var (
 	_ sql.Scanner              = (*Receipt)(nil)
 )
 
-// String returns how many tokens the receipt has of which limits. It holds no keys, and no text
-// that could settle it.
+// String returns the names of the receipt's limits and the tokens of each. It holds no keys, and no
+// text that could settle it.
 func (r *Receipt) String() string {
 	var b strings.Builder
 	b.WriteString("receipt of ")

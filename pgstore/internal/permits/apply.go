@@ -27,13 +27,13 @@ type lookCall struct {
 
 type ticket = batch.Ticket[*call]
 
-// lock is the advisory lock of a permit.
+// lock returns the advisory lock of a permit.
 func (f *Permits) lock(row decide.Row) int64 { return table.Lock(f.Schema, row) }
 
-// apply has an operation made. A permit that was taken for a caller that gave up is released.
+// apply makes an operation. If the caller gives up, a permit that was taken for it is released.
 func (f *Permits) apply(ctx context.Context, op *table.PermitOp) error {
 	ops := f.ops
-	if !f.table.PassesOver() || len(op.Rest) > 0 { // a statement is for one row, or for a set
+	if !f.table.PassesOver() || len(op.Rest) > 0 { // the statement is for one row, or for a set, so it serves this call alone
 		ops = batch.New(1, f.Timeout, f.serve, f.Work.Spawn)
 	}
 	end, err := f.Enter(ctx)
@@ -46,7 +46,7 @@ func (f *Permits) apply(ctx context.Context, op *table.PermitOp) error {
 		if c.err == nil || ctx.Err() == nil {
 			return c.err
 		}
-		err = ctx.Err() // the statement was canceled, since nobody waited for it any more
+		err = ctx.Err() // the statement was canceled after all its callers gave up
 	}
 	return f.Fault("change a permit", err)
 }
@@ -69,8 +69,8 @@ func (f *Permits) look(ctx context.Context, look *table.PermitLook) error {
 	return c.err
 }
 
-// serve makes the operations that gathered. When permits are taken, all waiters may give up, and
-// the statement is still heard to its end: otherwise it would be unknown whether they are held.
+// serve makes the operations that gathered. If permits are taken, it awaits the statement even
+// after all callers have given up. Otherwise the process would not know whether it holds them.
 func (f *Permits) serve(ctx context.Context, tickets []*ticket) {
 	if !slices.ContainsFunc(tickets, func(t *ticket) bool { return t.Value.takes() }) {
 		f.applyAll(ctx, tickets)
@@ -90,10 +90,10 @@ func (f *Permits) serve(ctx context.Context, tickets []*ticket) {
 	}
 }
 
-// takes reports whether a permit that the operation takes must be released if it is not wanted.
+// takes reports whether the operation takes a permit, which must be released if nobody wants it.
 func (c *call) takes() bool { return c.op.Fence == 0 || c.op.Next }
 
-// applyAll makes the operations of tickets, each row's first operation first.
+// applyAll makes the operations of tickets. Operations on the same row are made one after another.
 func (f *Permits) applyAll(ctx context.Context, tickets []*ticket) {
 	for len(tickets) > 0 {
 		tickets = slices.DeleteFunc(tickets, (*ticket).Gone)
@@ -106,7 +106,7 @@ func (f *Permits) applyAll(ctx context.Context, tickets []*ticket) {
 	}
 }
 
-// oneEach divides tickets into those for different rows, and the rest.
+// oneEach returns tickets for different rows, and the rest.
 func oneEach(tickets []*ticket) (now, later []*ticket) {
 	rows := make(map[decide.Row]bool, len(tickets))
 	for _, t := range tickets {
@@ -120,9 +120,9 @@ func oneEach(tickets []*ticket) (now, later []*ticket) {
 	return now, later
 }
 
-// change has a statement make the operations of tickets. When the server reports an error of
-// some, or a locked row could not be passed over, each half of them is made by itself, so that
-// only the one at fault fails.
+// change makes the operations of tickets by one statement. If the server reports an error about
+// their values, or a locked row could not be passed over, it makes each half by itself, so that
+// only the operation at fault fails.
 func (f *Permits) change(ctx context.Context, tickets []*ticket) {
 	if len(tickets) == 0 {
 		return
@@ -169,7 +169,7 @@ func (f *Permits) finish(t *ticket) {
 	f.giveBack(held(askedOf(c.op), c.op, time.Now()))
 }
 
-// lookID is what a look reads: all permits of a key, or a part of those of a limit.
+// lookID names what a look reads: all permits of a key, or a part of those of a limit.
 type lookID struct {
 	key    decide.Key
 	partOf int
@@ -177,8 +177,9 @@ type lookID struct {
 
 func idOf(look *table.PermitLook) lookID { return lookID{look.Key, look.PartOf} }
 
-// serveLooks looks at the permits of keys, once for all callers that look at the same. All processes
-// look at parts of keys in one order, since the first look at a key makes its row for turns.
+// serveLooks looks at the permits of keys, once for all callers that look at the same permits. It
+// sorts the looks, so all processes visit keys in one order: the first look at a part of a key's
+// permits makes the key's row for turns.
 func (f *Permits) serveLooks(ctx context.Context, tickets []*batch.Ticket[*lookCall]) {
 	first := make(map[lookID]*table.PermitLook)
 	var looks []*table.PermitLook
@@ -199,7 +200,7 @@ func (f *Permits) serveLooks(ctx context.Context, tickets []*batch.Ticket[*lookC
 			*t.Value.look = *seen
 		}
 	}
-	for _, t := range tickets { // and then it is its caller's
+	for _, t := range tickets { // afterwards the look belongs to the caller
 		t.Finish()
 	}
 }

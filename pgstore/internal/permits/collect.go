@@ -11,29 +11,36 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// collector waits for permits. Several of one limit it collects, once it has the turn of the key, which
-// one waiter has of all processes: what is free is its, and what is held it claims, so that it has that
-// next. (Two that had collected a half each would wait for each other.) One permit it collects when it has
-// been first in line for long: others may go on taking all that is free at once. Permits of several limits
-// it takes when all are free: it has none of one while it waits for another.
+// collector waits for permits. There are three ways:
+//
+// Several permits of one limit are collected. The collector needs the turn of the key, which one
+// waiter of all processes has. It takes free permits and claims held ones, so that it gets them
+// next. (Without a turn, two collectors with half of the permits each would wait for each other.)
+//
+// One permit is collected once the waiter has been first in line for long: other callers might go
+// on taking every permit that gets free.
+//
+// Permits of several limits are taken when all are free, so the collector holds none of one limit
+// while it waits for another.
 type collector struct {
 	*Permits
 	waiter *flight.Waiter
-	key    decide.Key // of the limit that is asked first
-	first  time.Time  // since when it is first in line; zero when it is not
-	turn   int64      // its fence; 0 if another waiter has the turn
-	since  time.Time  // that it has it
+	key    decide.Key // of the first limit of the request
+	first  time.Time  // since when it is first in line; zero if it is not
+	turn   int64      // fence of the turn; 0 without the turn
+	since  time.Time  // since when it has the turn
 	limit  ratelimit.InFlight
 }
 
-// patience is for how long a waiter for one permit is first in line before it collects.
+// patience is how long a waiter for one permit is first in line before it collects.
 const patience = 4 * time.Second
 
-// try takes the permits if they are free, one by a search, and otherwise collects.
+// try takes the permits if they are free, and otherwise collects. For a single permit it searches
+// by s.
 func (c *collector) try(ctx context.Context, s search) (ratelimit.Permit, error) {
 	asked := c.local.Wants(c.waiter)
 	for _, r := range asked {
-		if err := r.Fits(); err != nil { // with a Limit that is smaller by now
+		if err := r.Fits(); err != nil { // the Limit may be smaller by now
 			return ratelimit.Permit{}, err
 		}
 	}
@@ -71,7 +78,7 @@ func (c *collector) collect(ctx context.Context, r ratelimit.PermitRequest) (*ra
 	c.limit = r.Limit
 	col := &table.Collection{Key: c.key, Limit: r.Limit.Limit, Wanted: r.N, Lease: r.Limit.LeaseOrDefault(), Turn: c.turn}
 	made := make(chan error, 1)
-	c.Work.Spawn(func() { // and heard to its end: otherwise it would be unknown what there is to free
+	c.Work.Spawn(func() { // await the statement even if the caller gives up: otherwise nobody would know what to free
 		ctx, cancel := c.Timed(context.WithoutCancel(ctx))
 		defer cancel()
 		made <- c.table.CollectPermits(ctx, c.Pool, col, c.Clock())
@@ -94,7 +101,7 @@ func (c *collector) collect(ctx context.Context, r ratelimit.PermitRequest) (*ra
 		return nil, nil
 	case err != nil:
 		return nil, c.Fault("collect permits", err)
-	case col.Turn != began: // it is lost; or all are there, and a transaction was about to give one more
+	case col.Turn != began: // the turn is lost; or all permits are there, and a transaction was about to give one more
 		c.abandon(began)
 	}
 	if began == 0 && col.Turn != 0 {
@@ -107,7 +114,7 @@ func (c *collector) collect(ctx context.Context, r ratelimit.PermitRequest) (*ra
 	return c.collected(r, col, asked), nil
 }
 
-// collected returns the permits that are there.
+// collected returns the collected permits as one Permit.
 func (c *collector) collected(r ratelimit.PermitRequest, col *table.Collection, asked time.Time) *ratelimit.Permit {
 	set := make(table.PermitSet, len(col.Permits))
 	for i, v := range col.Permits {
@@ -120,15 +127,16 @@ func (c *collector) collected(r ratelimit.PermitRequest, col *table.Collection, 
 	return &permit
 }
 
-// end lets go of what was collected in vain, and of the turn.
+// end frees what was collected in vain, and ends the turn.
 func (c *collector) end() {
 	c.abandon(c.turn)
 	c.had(c.turn)
 	c.first = time.Time{}
 }
 
-// had notes that a turn is over. The next one is another process's, if a waiter there looks until a while
-// after it is nobody's: one here would be told of each release, and be the first to take it, every time.
+// had notes that a turn is over. The next turn belongs to another process, if a waiter there looks
+// soon enough. Otherwise the waiters of this process, which learn of each release first, would take
+// every turn.
 func (c *collector) had(turn int64) {
 	if c.turn = 0; turn != 0 {
 		now := time.Now()
@@ -136,8 +144,8 @@ func (c *collector) had(turn int64) {
 	}
 }
 
-// abandon frees what was collected in a turn, and lets go of its claims. It tries until that is done or
-// the leases are over.
+// abandon frees what was collected in a turn, and ends its claims. It tries again until that is
+// done or the leases are over.
 func (c *collector) abandon(turn int64) {
 	if turn == 0 {
 		return

@@ -1,5 +1,5 @@
-// Package permits has the permits of limits of how many at once in PostgreSQL: taken, renewed,
-// released and waited for. It knows no rate limit.
+// Package permits takes, renews and releases permits in PostgreSQL, and waits for them. It knows no
+// rate limit.
 package permits
 
 import (
@@ -18,17 +18,17 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// Permits is the permits of limits of how many at once. A permit is tried by its number, which the
-// process remembers; only when it knows of none that is free, it looks. Operations on permits
-// gather while a statement is under way, as calls for tokens do: those of all keys together,
-// since a statement for many costs little more than one for few.
+// Permits makes operations on permits. It tries a permit by its number, which the process
+// remembers; it looks only if it knows of no free permit. Operations gather while a statement is
+// under way, like calls for tokens. One statement serves all keys, since a statement for many
+// operations costs little more than one for few.
 type Permits struct {
 	*conn.Conn
 	table *table.Table
 
 	ops      *batch.Queue[*call]
-	looks    *batch.Queue[*lookCall] // beside, so that reading many permits delays nobody
-	local    flight.Permits          // what this process knows of them
+	looks    *batch.Queue[*lookCall] // apart from ops, so that reading many permits delays no operation
+	local    flight.Permits          // what this process knows of permits
 	renewers flight.Renewers
 }
 
@@ -40,13 +40,13 @@ func New(c *conn.Conn, t *table.Table) *Permits {
 	return f
 }
 
-// rowOf is the row of a permit.
+// rowOf returns the row of a permit.
 func rowOf(permit ratelimit.Permit) decide.Row {
 	return decide.Row{Key: decide.Key{Name: permit.InFlight.Name, Key: permit.Key}, Shard: permit.Number}
 }
 
-// changeHeld makes an operation on a permit that is held. If a transaction has its row locked, it
-// waits for that.
+// changeHeld makes an operation on a permit that is held. If a transaction has locked its row,
+// changeHeld waits for the transaction.
 func (f *Permits) changeHeld(ctx context.Context, op *table.PermitOp) error {
 	begun := time.Now()
 	ctx = f.holding(ctx)
@@ -67,18 +67,18 @@ func (f *Permits) changeHeld(ctx context.Context, op *table.PermitOp) error {
 	return err
 }
 
-// holding returns the context of operations on permits that are held, also when the Store is
+// holding returns a context for operations on held permits, which run even after the Store is
 // closed.
 func (f *Permits) holding(ctx context.Context) context.Context {
 	return f.Work.Part(ctx)
 }
 
-// errHeld is the error of a permit that is held, and locked by a transaction.
+// errHeld reports a permit that is held and whose row a transaction has locked.
 var errHeld = errors.New("pgstore: the permit is locked")
 
-// changeOnce is changeHeld that does not wait.
+// changeOnce makes one attempt of changeHeld.
 func (f *Permits) changeOnce(ctx context.Context, op *table.PermitOp) error {
-	next := op.Clone() // a caller that gives up must not share it with the next attempt
+	next := op.Clone() // a caller that gives up must not share op with its next attempt
 	err := f.apply(ctx, next)
 	if err != nil {
 		return err
@@ -132,8 +132,8 @@ func (f *Permits) Release(ctx context.Context, permit ratelimit.Permit) error {
 	return nil
 }
 
-// GiveBack releases a permit that its caller does not want. It waits for that until ctx is over, or
-// for a while; the release goes on without it.
+// GiveBack releases a permit that its caller does not want. It returns when ctx or RollbackTime is
+// over; the release goes on.
 func (f *Permits) GiveBack(ctx context.Context, permit ratelimit.Permit) {
 	ctx, cancel := context.WithTimeout(ctx, conn.RollbackTime)
 	defer cancel()
@@ -143,9 +143,9 @@ func (f *Permits) GiveBack(ctx context.Context, permit ratelimit.Permit) {
 	}
 }
 
-// giveBack releases a permit, and closes done when it has. It tries until the permit is released or
-// its lease is over: a transaction may have the row locked, or the database be away. Close of the
-// Store waits for it no longer than for a ROLLBACK.
+// giveBack releases a permit, and closes done afterwards. It tries until the permit is released or
+// its lease is over, since a transaction may have locked the row, or the database may be away.
+// After the Store is closed it goes on for RollbackTime at most.
 func (f *Permits) giveBack(permit ratelimit.Permit) (done <-chan struct{}) {
 	over := make(chan struct{})
 	f.Work.Spawn(func() {
@@ -163,10 +163,10 @@ func (f *Permits) giveBack(permit ratelimit.Permit) (done <-chan struct{}) {
 	return over
 }
 
-// slowRetry is how often a release is tried again, after a while.
+// slowRetry is the longest pause between tries of a release.
 const slowRetry = time.Second
 
-// tryRelease is Release that takes no longer than a ROLLBACK may.
+// tryRelease calls Release for RollbackTime at most.
 func (f *Permits) tryRelease(ctx context.Context, permit ratelimit.Permit) error {
 	ctx, cancel := context.WithTimeout(ctx, conn.RollbackTime)
 	defer cancel()
@@ -191,7 +191,7 @@ func (f *Permits) ReleaseIn(ctx context.Context, tx pgx.Tx, permit ratelimit.Per
 	return nil
 }
 
-// ReleaseFunc releases a permit in a transaction in which do runs after it.
+// ReleaseFunc runs a transaction that releases a permit and then runs do.
 func (f *Permits) ReleaseFunc(ctx context.Context, permit ratelimit.Permit, do func(pgx.Tx) error) error {
 	err := pgx.BeginTxFunc(ctx, f.Pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		if err := f.ReleaseIn(ctx, tx, permit); err != nil {
@@ -213,7 +213,7 @@ func (f *Permits) ReleaseFunc(ctx context.Context, permit ratelimit.Permit, do f
 	return nil
 }
 
-// Renew has a permit's lease end a Lease from now, and returns it so.
+// Renew extends a permit's lease to end one Lease from now, and returns the renewed permit.
 func (f *Permits) Renew(ctx context.Context, permit ratelimit.Permit) (ratelimit.Permit, error) {
 	asked := time.Now()
 	if several(permit) {
@@ -228,12 +228,13 @@ func (f *Permits) Renew(ctx context.Context, permit ratelimit.Permit) (ratelimit
 	return permit, nil
 }
 
-// Keep runs do while it renews a permit by the verbs of a store.
+// Keep runs do and renews a permit meanwhile by the verbs of a store.
 func (f *Permits) Keep(ctx context.Context, store flight.Store, permit ratelimit.Permit, do func(context.Context, ratelimit.Permit) error) error {
 	return f.renewers.Keep(ctx, store, permit, do)
 }
 
-// Released notes that a holder has released its permit, or has in a transaction.
+// Released notes that a holder has released its permit, perhaps in a transaction that is not
+// committed.
 func (f *Permits) Released(permit ratelimit.Permit) { f.renewers.Released(permit) }
 
 // Held returns the permits that are held of a limit's key, by their numbers.
@@ -257,7 +258,7 @@ func (f *Permits) Reset(ctx context.Context, key decide.Key) error {
 	return err
 }
 
-// Prune deletes the rows of a name's permits that have been free for a while, in batches.
+// Prune deletes the rows of a name's permits that have been free for flight.IdleFor, in batches.
 func (f *Permits) Prune(ctx context.Context, name string) (deleted int64, err error) {
 	for more := true; more && err == nil; {
 		err = f.Standalone(ctx, "prune permits", func(ctx context.Context) error {

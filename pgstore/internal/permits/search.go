@@ -19,7 +19,7 @@ func (f *Permits) Acquire(ctx context.Context, limit ratelimit.InFlight, key dec
 	return f.acquire(ctx, search{limit: limit, look: table.PermitLook{Key: key}})
 }
 
-// acquire is Acquire by a search, also with the limit that holds for a waiter.
+// acquire runs a search. The search has the limit that holds for a waiter, or that of the caller.
 func (f *Permits) acquire(ctx context.Context, s search) (ratelimit.Permit, error) {
 	s.Permits = f
 	limit, key := s.limit, s.look.Key
@@ -39,7 +39,7 @@ func (f *Permits) acquire(ctx context.Context, s search) (ratelimit.Permit, erro
 			return permit, nil
 		}
 		s.missed(op)
-		if len(s.vain) == 1 { // until here the queue has bounded it, which costs less
+		if len(s.vain) == 1 { // the first attempt is bounded by the queue, which costs less
 			var cancel context.CancelFunc
 			ctx, cancel = f.TimedFrom(ctx, begun)
 			defer cancel()
@@ -47,18 +47,19 @@ func (f *Permits) acquire(ctx context.Context, s search) (ratelimit.Permit, erro
 	}
 }
 
-// search is the search for a permit that is free.
+// search searches for a free permit.
 type search struct {
 	*Permits
 	limit ratelimit.InFlight
 	look  table.PermitLook
-	vain  []int // permits that were tried, and are not tried again
+	vain  []int // numbers that were tried in vain; they are not tried again
 	asked time.Time
 
 	hidden, alone bool // see AcquireIn
 }
 
-// next is the taking of the next permit to try; nil when none is left, or with an error.
+// next returns the operation that takes the next permit to try. It returns nil when none is left,
+// or with an error.
 func (s *search) next(look func(*table.PermitLook) error) (*table.PermitOp, error) {
 	for {
 		s.asked = time.Now()
@@ -66,7 +67,7 @@ func (s *search) next(look func(*table.PermitLook) error) (*table.PermitOp, erro
 			row := decide.Row{Key: s.look.Key, Shard: choice.Number}
 			return &table.PermitOp{Row: row, Lease: s.limit.LeaseOrDefault(), New: choice.New, Lock: s.lock(row), Alone: s.alone}, nil
 		}
-		seen := table.PermitLook{Key: s.look.Key, PartOf: s.look.PartOf} // of its own, as a caller that gives up does not wait for it
+		seen := table.PermitLook{Key: s.look.Key, PartOf: s.look.PartOf} // a copy: a caller that gives up leaves its look under way
 		err := look(&seen)
 		if err != nil {
 			return nil, err
@@ -83,7 +84,7 @@ func (s *search) missed(op *table.PermitOp) {
 	s.local.Missed(op.Row.Key, op.Row.Shard)
 }
 
-// saw notes which permits are free by the look, and reports whether some are worth trying.
+// saw notes which permits the look found free, and reports whether any is worth trying.
 func (s *search) saw() (some bool) {
 	there := make(map[int]bool, len(s.look.Permits))
 	var free []flight.Choice
@@ -109,7 +110,7 @@ func (s *search) saw() (some bool) {
 	return s.local.Observe(s.look.Key, free, s.look.PartOf > 0, s.asked)
 }
 
-// permitOf is the permit that an operation has taken or renewed.
+// permitOf returns the permit that an operation has taken or renewed.
 func permitOf(limit ratelimit.InFlight, op *table.PermitOp, asked time.Time) ratelimit.Permit {
 	return ratelimit.Permit{
 		InFlight: limit, Key: op.Row.Key.Key, N: 1, OK: true, Number: op.Row.Shard,
@@ -117,8 +118,8 @@ func permitOf(limit ratelimit.InFlight, op *table.PermitOp, asked time.Time) rat
 	}
 }
 
-// refused returns the refusal by the permits seen, unless there is an error. A permit without a
-// holder is held by a transaction that has not committed, and may be free at once.
+// refused returns err, or without one the refusal by the permits that were read. If a permit has no
+// holder, a transaction that has not committed has it: it may be free at once.
 func (s *search) refused(err error) (ratelimit.Permit, error) {
 	if err != nil {
 		return ratelimit.Permit{}, err
@@ -138,13 +139,14 @@ func (s *search) refused(err error) (ratelimit.Permit, error) {
 	return permit, nil
 }
 
-// AcquireIn takes a permit in a caller's transaction. An attempt stands behind a savepoint, or
-// the permit's holder would have to wait for the transaction if it fails. Free permits are read on
-// another connection, since reading in the transaction would abort others under SERIALIZABLE.
+// AcquireIn takes a permit in a caller's transaction. An attempt stands behind a savepoint: if it
+// fails without one, the permit's holder would have to wait for the transaction. Free permits are
+// read on another connection if the pool has one, because reading in the transaction would abort
+// others under SERIALIZABLE.
 //
-// Any role may have the locks by which permits are passed over. So when only such permits seem free, a
-// few are tried once more, without the lock and with a lock_timeout. A transaction that takes one so may
-// be waited for by the next one that has the lock.
+// Permits are passed over by advisory locks, and any role may hold such a lock. So if only
+// passed-over permits seem free, a few are tried again without the lock and with a lock_timeout. A
+// later transaction that gets the lock may then have to wait for this one.
 func (f *Permits) AcquireIn(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlight, key decide.Key, before func() (granted bool, err error)) (ratelimit.Permit, error) {
 	f.local.Meet(key, limit)
 	s := search{Permits: f, limit: limit, look: table.PermitLook{Key: key}}
@@ -170,7 +172,7 @@ func (f *Permits) AcquireIn(ctx context.Context, tx pgx.Tx, limit ratelimit.InFl
 			s.missed(op)
 			return ratelimit.Permit{}, f.Fault("take a permit", err)
 		}
-		if op.Done.OK { // nobody here learns how the transaction ends
+		if op.Done.OK { // the process does not learn how the transaction ends
 			f.local.Lost(key, op.Row.Shard)
 			return permitOf(limit, op, s.asked), nil
 		}
@@ -178,7 +180,7 @@ func (f *Permits) AcquireIn(ctx context.Context, tx pgx.Tx, limit ratelimit.InFl
 	}
 }
 
-// lookBeside looks on another connection, if there is one to be had.
+// lookBeside looks on another connection, or in tx if the pool has none left.
 func (f *Permits) lookBeside(ctx context.Context, tx pgx.Tx, look *table.PermitLook) error {
 	if f.Pool != nil {
 		if stat := f.Pool.Stat(); stat.AcquiredConns() < stat.MaxConns() {

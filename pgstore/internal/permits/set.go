@@ -13,8 +13,8 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// Several permits that are acquired, renewed and released together are a set of operations, in the order
-// of their rows. One permit alone takes none of the ways here.
+// Several permits that are acquired, renewed and released together are a set of operations, in the
+// order of their rows. A call for one permit mostly takes ways of its own.
 
 // several reports whether several permits are held together.
 func several(permit ratelimit.Permit) bool { return len(permit.More) > 0 || len(permit.With) > 0 }
@@ -33,15 +33,15 @@ func opsOf(permit ratelimit.Permit) *table.PermitOp {
 	return inOrder(set)
 }
 
-// inOrder returns the operations as one with its Rest.
+// inOrder sorts operations by their rows, and returns the first with the others as its Rest.
 func inOrder(set table.PermitSet) *table.PermitOp {
 	slices.SortFunc(set, func(a, b *table.PermitOp) int { return a.Row.Compare(b.Row) })
 	set[0].Rest = set[1:]
 	return set[0]
 }
 
-// held returns the permits that an operation and its Rest have taken. The first is of the limit that was
-// asked first.
+// held returns the permits that an operation and its Rest have taken. The first part is of the
+// limit that was asked first.
 func held(asked []ratelimit.PermitRequest, op *table.PermitOp, began time.Time) ratelimit.Permit {
 	parts := make([]ratelimit.Permit, len(asked))
 	places := make(map[decide.Key]int, len(asked))
@@ -66,7 +66,7 @@ func held(asked []ratelimit.PermitRequest, op *table.PermitOp, began time.Time) 
 
 func keyOf(r ratelimit.PermitRequest) decide.Key { return decide.Key{Name: r.Limit.Name, Key: r.Key} }
 
-// askedOf returns what an operation and its Rest take, as far as they tell.
+// askedOf returns the requests that an operation and its Rest serve, as far as the operations say.
 func askedOf(op *table.PermitOp) (asked []ratelimit.PermitRequest) {
 	for _, o := range op.Set() {
 		if n := len(asked); n == 0 || keyOf(asked[n-1]) != o.Row.Key {
@@ -76,7 +76,7 @@ func askedOf(op *table.PermitOp) (asked []ratelimit.PermitRequest) {
 	return asked
 }
 
-// releaseSet is Release of several permits. They are handed on to nobody: waiters here are told.
+// releaseSet releases several permits. It hands none on, and wakes waiters here.
 func (f *Permits) releaseSet(ctx context.Context, permit ratelimit.Permit) error {
 	op := opsOf(permit)
 	err := f.changeHeld(ctx, op)
@@ -140,16 +140,16 @@ func (f *Permits) taken(op *table.PermitOp, until time.Time) {
 	}
 }
 
-// mostTries is how often a set is tried, again if another caller has taken one of it meanwhile.
+// mostTries is how often a set is tried if other callers take a permit of it first.
 const mostTries = 8
 
-// setSearch is the search for all permits of a call.
+// setSearch searches for all permits of a call.
 type setSearch struct {
 	*Permits
 	asked []ratelimit.PermitRequest
-	parts []search // for each that is asked
+	parts []search // one for each request
 	began time.Time
-	alone bool // without the locks of transactions: on its own, and from the second attempt in one
+	alone bool // try without the advisory locks of transactions: on its own always, in a transaction from the second attempt on
 	look  func(*table.PermitLook) error
 	take  func(*table.PermitOp) (asked bool, err error)
 }
@@ -162,7 +162,7 @@ func (f *Permits) AcquireSet(ctx context.Context, asked []ratelimit.PermitReques
 	return f.acquireSet(ctx, asked)
 }
 
-// acquireSet is AcquireSet, also with the limits that hold for a waiter.
+// acquireSet takes all permits of requests, which may have the limits that hold for a waiter.
 func (f *Permits) acquireSet(ctx context.Context, asked []ratelimit.PermitRequest) (ratelimit.Permit, error) {
 	s := f.search(asked)
 	s.alone = true
@@ -175,7 +175,7 @@ func (f *Permits) acquireSet(ctx context.Context, asked []ratelimit.PermitReques
 	return permit, err
 }
 
-// AcquireSetIn is AcquireSet in a caller's transaction, as AcquireIn is.
+// AcquireSetIn does in a caller's transaction what AcquireSet does; see AcquireIn.
 func (f *Permits) AcquireSetIn(ctx context.Context, tx pgx.Tx, asked []ratelimit.PermitRequest, before func() (granted bool, err error)) (ratelimit.Permit, error) {
 	s := f.search(asked)
 	s.look = func(look *table.PermitLook) error { return f.lookBeside(ctx, tx, look) }
@@ -189,7 +189,7 @@ func (f *Permits) AcquireSetIn(ctx context.Context, tx pgx.Tx, asked []ratelimit
 		return true, nil
 	}
 	permit, op, err := s.run()
-	if op != nil { // nobody here learns how the transaction ends
+	if op != nil { // the process does not learn how the transaction ends
 		f.lose(op)
 	}
 	return permit, err
@@ -203,14 +203,15 @@ func (f *Permits) search(asked []ratelimit.PermitRequest) *setSearch {
 	return s
 }
 
-// lose notes that permits are not held here.
+// lose notes that this process does not hold permits.
 func (f *Permits) lose(op *table.PermitOp) {
 	for _, o := range op.Set() {
 		f.local.Lost(o.Row.Key, o.Row.Shard)
 	}
 }
 
-// run tries sets of permits that are known to be free until one is taken, and returns how.
+// run tries sets of permits that are known to be free until one is taken. It returns the permit,
+// with the operation that took it, or a refusal.
 func (s *setSearch) run() (ratelimit.Permit, *table.PermitOp, error) {
 	for range mostTries {
 		op, refused, err := s.next()
@@ -228,7 +229,7 @@ func (s *setSearch) run() (ratelimit.Permit, *table.PermitOp, error) {
 		for _, o := range op.Set() {
 			s.local.Missed(o.Row.Key, o.Row.Shard)
 			for i := range s.parts {
-				if o.New && s.alone && s.parts[i].look.Key == o.Row.Key { // another transaction may be making it
+				if o.New && s.alone && s.parts[i].look.Key == o.Row.Key { // another transaction may be making this row
 					s.parts[i].vain = append(s.parts[i].vain, o.Row.Shard)
 				}
 			}
@@ -263,27 +264,27 @@ func (s *setSearch) next() (*table.PermitOp, ratelimit.Permit, error) {
 	return inOrder(set), ratelimit.Permit{}, nil
 }
 
-// choose returns as many permits of a limit as are asked, or nothing.
+// choose returns as many permits of a request as it asks for, or nil.
 func (s *setSearch) choose(i int) ([]flight.Choice, error) {
 	r, part := s.asked[i], &s.parts[i]
 	if chosen := s.local.ChooseAll(keyOf(r), r.N, r.Limit.Limit, s.began); chosen != nil {
 		return chosen, nil
 	}
 	part.asked = time.Now()
-	seen := table.PermitLook{Key: part.look.Key} // of its own, as a caller that gives up does not wait for it
+	seen := table.PermitLook{Key: part.look.Key} // a copy: a caller that gives up leaves its look under way
 	if err := s.look(&seen); err != nil {
 		return nil, err
 	}
 	part.look = seen
-	part.vain = slices.DeleteFunc(part.vain, func(number int) bool { // it is there by now
+	part.vain = slices.DeleteFunc(part.vain, func(number int) bool { // its row exists by now
 		return slices.ContainsFunc(seen.Permits, func(v table.PermitView) bool { return v.Number == number })
 	})
 	part.saw()
 	return s.local.ChooseAll(keyOf(r), r.N, r.Limit.Limit, part.asked), nil
 }
 
-// refused returns the refusal by a limit. Its NotBefore is the first instant at which leases have ended
-// of as many permits as are missing.
+// refused returns the refusal by a request's limit. NotBefore is when so many leases have ended
+// that enough permits are free.
 func (s *setSearch) refused(i int) ratelimit.Permit {
 	r, look := s.asked[i], s.parts[i].look
 	permit := ratelimit.Permit{InFlight: r.Limit, Key: r.Key, N: r.N, At: look.At.UTC(), NotBefore: look.At.UTC()}

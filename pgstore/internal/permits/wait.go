@@ -9,19 +9,19 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// lookAgain is how often a process with waiters looks whether a permit is free, on average.
+// lookAgain is the average time after which a process with waiters looks again for a free permit.
 const lookAgain = 100 * time.Millisecond
 
-// mostLooked is how many permits a limit may have that a process with waiters looks at all of them.
-// Of others it looks at parts, by turns with all processes that wait for the key.
+// mostLooked is the largest Limit of which a process with waiters reads all permits at a time. Of a
+// larger one it reads a part at a time, in turns with all processes that wait for the key.
 const mostLooked = 100
 
-// Await takes the permits of a request, and waits for them until ctx is over. Only the first in line
-// looks; the others are handed permits on, or have their turn.
+// Await takes the permits of a request, and waits for them until ctx ends. Only the first in line
+// looks. The others are handed permits, or come first later.
 func (f *Permits) Await(ctx context.Context, request ratelimit.PermitRequest) (ratelimit.Permit, error) {
 	w, asks := f.local.Arrive(request.Parts()...)
 	defer func() {
-		if handed, ok := f.local.Leave(w); ok { // beside the one that was found, or too late
+		if handed, ok := f.local.Leave(w); ok { // handed on beside the permit that was found, or too late
 			f.GiveBack(ctx, handed)
 		}
 	}()
@@ -38,12 +38,12 @@ func (f *Permits) Await(ctx context.Context, request ratelimit.PermitRequest) (r
 	return c.inLine(ctx)
 }
 
-// inLine is Await of a waiter that is in line.
+// inLine waits in line.
 func (c *collector) inLine(ctx context.Context) (ratelimit.Permit, error) {
 	w, key := c.waiter, c.key
 	again := time.NewTimer(time.Hour)
 	defer again.Stop()
-	var next time.Time // before which one that reads all permits does not look
+	var next time.Time // a waiter that reads all permits does not look before
 	for {
 		select {
 		case permit := <-w.Got:
@@ -61,7 +61,7 @@ func (c *collector) inLine(ctx context.Context) (ratelimit.Permit, error) {
 			}
 		case <-again.C:
 		}
-		if !c.local.First(w) { // a caller that came before has asked in vain meanwhile
+		if !c.local.First(w) { // an earlier arrival has asked in vain, and is first now
 			c.end()
 			continue
 		}
@@ -90,7 +90,7 @@ func (c *collector) inLine(ctx context.Context) (ratelimit.Permit, error) {
 	}
 }
 
-// between is how long one that reads all permits of a limit waits at least from one look to the next.
+// between returns the least pause between two looks of a waiter that reads all permits of a limit.
 func between(limit ratelimit.InFlight) time.Duration {
 	return time.Duration(limit.Limit) * table.PermitTurn / table.PermitPart
 }

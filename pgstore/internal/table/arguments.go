@@ -13,40 +13,43 @@ import (
 // taking is a change that takes.
 type taking struct {
 	*decide.Change
-	over any // an instant by which a pause is known to be over; NULL for none
+	over any // an instant by which the pause that was read is over; NULL for none
 }
 
 func takingOf(c *decide.Change, reserve bool) taking {
-	if reserve { // which a pause does not stop
+	if reserve { // a pause does not stop a reservation
 		return taking{c, pgtype.Timestamptz{InfinityModifier: pgtype.Infinity, Valid: true}}
 	}
 	return taking{c, orNull(c.Past)}
 }
 
-// Give is tokens to give to a change's row.
+// Give gives tokens to a change's row.
 type Give struct {
 	*decide.Change
-	Tokens, Most float64 // beside tokens that are out no more than leaves room for them; otherwise up to Most
+	Tokens, Most float64 // the row gets up to Most tokens; if tokens are out, it gets no more than leaves room for them
 	Spent        bucket.Spent
 
-	Taken Taken // the row as it is then, before it is settled
-	Given bool  // the tokens, if there are any, are in the row; false for a row with slots, into which the caller puts them
+	Taken Taken // the row before it is settled
+	Given bool  // Tokens are in the row; false for a row with slots, to which the caller adds them
 }
 
-// A must is a take whose refusal is an error, so that nothing behind it in the same round trip is
-// done. Its error is that of a cast, 22P02, of a text that has the mark of the take and the state
-// that decided: value, ts, now and the end of a pause, in binary, since a session may write numbers
-// as text with fewer digits (extra_float_digits). (A NULL in a NOT NULL column would write the
-// key into the server's log.) It has no second way, so unlike a take it turns nothing away: a pause
-// that is over by its clock is, and a window counts from the edges of its row.
+// A must is a take whose refusal is an error, so that no later statement of the round trip runs.
+//
+// The error is that of a cast, 22P02. Its text has the mark of the take, and the state that
+// decided: value, ts, now and the end of a pause. They are in binary, since a session may write
+// numbers with fewer digits (extra_float_digits). (A NULL in a NOT NULL column would write the key
+// into the server's log.)
+//
+// Unlike a take it turns nothing away, because nobody would read the row then. A pause that is over
+// by its clock is over, and a window counts from the edges of its row.
 type must struct {
 	taking
 	mark string
 }
 
-// origin returns an instant from which to count the ticks of a row that had one at ts. By the
-// calendar it is the ts of a full row that is made now: an edge, and if the clocks differ, perhaps
-// not the newest, which makes no difference.
+// origin returns an instant from which to count the ticks of a row whose ts is known; zero for
+// none. By the calendar it is the ts for a full row that is made now. That is an edge; if the
+// clocks differ it may not be the newest, which makes no difference.
 func origin(d *bucket.Definition, key string, ts time.Time, now *time.Time) time.Time {
 	switch {
 	case d.Every != 0:
@@ -57,8 +60,8 @@ func origin(d *bucket.Definition, key string, ts time.Time, now *time.Time) time
 	return ts
 }
 
-// around returns an instant that the database's clock is likely to show: the one that decides, if
-// it is known.
+// around returns an instant near the database's clock: the instant that decides if it is given,
+// otherwise this machine's.
 func around(now *time.Time) time.Time {
 	if now != nil {
 		return *now
@@ -66,11 +69,11 @@ func around(now *time.Time) time.Time {
 	return time.Now()
 }
 
-// never is a tick that does not come to an end, in microseconds.
+// never is a tick that does not end, in microseconds.
 const never = 1e17
 
-// tick returns the granularity of a limit's clock, in microseconds. Statements that know one do not
-// count edges of the calendar.
+// tick returns the time between two ticks of a limit's clock, in microseconds. Statements that get
+// it do not count edges of the calendar.
 func tick(d *bucket.Definition) float64 {
 	if d.Every != 0 {
 		return never
@@ -81,15 +84,15 @@ func tick(d *bucket.Definition) float64 {
 // size returns how many totals a row with slots has.
 func size(d *bucket.Definition) int32 { return int32(d.Slots + 2) }
 
-// spentEnd returns until when spent tokens are counted in ahead.
+// spentEnd returns until when ahead counts spent tokens.
 func spentEnd(d *bucket.Definition, s *bucket.Spent) *time.Time { return orNull(d.Counted(s.SpentEnd)) }
 
-// many are the grants of one statement.
+// many holds the grants of one statement.
 type many struct {
 	grants      []*Grant
-	definitions []*Grant // with each definition one, of those that follow another
-	places      []int32  // in definitions, from 1
-	prefetch    bool     // one of them does
+	definitions []*Grant // the first grant of each run with the same definition
+	places      []int32  // of each grant's definition in definitions, from 1
+	prefetch    bool     // a grant prefetches
 }
 
 func manyOf(grants []*Grant) *many {
@@ -112,7 +115,7 @@ func (m *many) sent() (most int) {
 	return most
 }
 
-// edges returns those of all definitions, one after another.
+// edges returns the edges of all definitions, one definition after another.
 func (m *many) edges(around time.Time) (edges, had []time.Time) {
 	for _, g := range m.definitions {
 		e, h := g.Definition.EdgesFrom(around, m.sent())
@@ -121,11 +124,12 @@ func (m *many) edges(around time.Time) (edges, had []time.Time) {
 	return edges, had
 }
 
-// args returns the arguments with which each statement for several rows begins: of each row its key,
-// the place of its definition among those that follow, its shard, count and need; and the names of
-// the definitions. Shards are NULL if no limit has several, and needs if each row needs its count.
+// args returns the arguments with which each statement for several rows begins. These are of each
+// row the key, the place of its definition, the shard, the count and the need; then the names of
+// the definitions. Shards are NULL if no limit has several. Needs are NULL if each row needs its
+// count.
 func (m *many) args() []any {
-	return append(make([]any, 0, 17), // as many as there are at most
+	return append(make([]any, 0, 17), // 17 is the most that any statement has
 		column(m.grants, func(g *Grant) string { return g.Key.Key }), m.places,
 		columnIf(m.grants, func(g *Grant) bool { return g.Shard != 0 }, func(g *Grant) int32 { return int32(g.Shard) }),
 		column(m.grants, func(g *Grant) float64 { return g.Count }),
@@ -143,9 +147,9 @@ func (m *many) ticks() []float64 {
 	return column(m.definitions, func(g *Grant) float64 { return tick(&g.Definition) })
 }
 
-// leases returns, of each row, how long its lease lasts, the tokens to prefetch, those of its count
-// that may return to memory, and those spent of earlier leases, with the latest end of these. They
-// are NULL if no grant prefetches.
+// leases returns of each row: the duration of its lease, the tokens to prefetch, the tokens of its
+// count that may return to memory, the tokens spent of earlier leases, and the latest end of these.
+// All are NULL if no grant prefetches.
 func (m *many) leases() []any {
 	return []any{
 		prefetched(m, (*Grant).leased),
@@ -156,12 +160,12 @@ func (m *many) leases() []any {
 	}
 }
 
-// prefetched returns a column for grants that prefetch, nil if none does.
+// prefetched returns a column for grants that prefetch; nil if none does.
 func prefetched[T any](m *many, of func(*Grant) T) []T {
 	return columnIf(m.grants, func(*Grant) bool { return m.prefetch }, of)
 }
 
-// columnIf returns a column if one of the grants has a use for it; else nil.
+// columnIf returns a column if a grant uses it, otherwise nil.
 func columnIf[T any](grants []*Grant, use func(*Grant) bool, of func(*Grant) T) []T {
 	if !slices.ContainsFunc(grants, use) {
 		return nil

@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
-// unsentError is an error before anything was changed.
+// unsentError marks an error that came before anything was changed.
 type unsentError struct{ error }
 
 func (e unsentError) Unwrap() error { return e.error }
@@ -32,8 +32,8 @@ func acquire(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Conn, error) {
 	return pooled, nil
 }
 
-// Release gives a connection back to its pool, after rolling back a transaction that a fault
-// has left open.
+// Release rolls back a transaction that a fault has left open, and gives the connection back to its
+// pool.
 func Release(ctx context.Context, pooled *pgxpool.Conn) {
 	rollBack(ctx, pooled)
 	pooled.Release()
@@ -43,35 +43,35 @@ func rollBack(ctx context.Context, pooled *pgxpool.Conn) {
 	if status := pooled.Conn().PgConn().TxStatus(); status != 'I' && !pooled.Conn().IsClosed() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conn.RollbackTime)
 		defer cancel()
-		_, _ = pooled.Exec(ctx, "ROLLBACK") // a connection on which it fails is closed
+		_, _ = pooled.Exec(ctx, "ROLLBACK") // if it fails, it closes the connection
 	}
 }
 
 const (
-	keptUnused = time.Second           // for how long a connection is kept without being used
-	keptInAll  = 10 * time.Second      // and from its acquisition on: the pool closes one that is too old when it has it back
-	keptLook   = 50 * time.Millisecond // how often the pool is asked whether it has another one left
+	keptUnused = time.Second           // how long a connection is kept unused
+	keptInAll  = 10 * time.Second      // how long since it was acquired: the pool closes one that is too old when it is given back
+	keptLook   = 50 * time.Millisecond // how often to ask whether the pool has another idle one
 )
 
 // keeper keeps a connection from one grant that prefetches to the next. Its session has planned the
-// statement, which takes ten times as long as to run it. The pool's other sessions would plan it,
-// one after the other, while callers wait for the tokens; and when many processes have just been
-// started, the server would do so for all of them at a time. A connection is kept only while the
-// pool has another one that is idle, so that hardly anybody waits for it.
+// statement, which takes ten times as long as running it. Other sessions of the pool would each
+// plan it while callers wait for the tokens, and after a start of many processes all at the same
+// time. A connection is kept only while the pool has another idle one, so hardly any caller waits
+// for it.
 type keeper struct {
 	mu   sync.Mutex
 	kept *session
 	shut bool // nothing is kept any more
 }
 
-// session is a connection of a pool.
+// session is a connection that was acquired from a pool.
 type session struct {
 	*pgxpool.Conn
 	pool           *pgxpool.Pool
 	acquired, used time.Time
 }
 
-// acquire returns the kept connection of a pool, or else another one.
+// acquire returns the kept connection of a pool, otherwise a new one.
 func (k *keeper) acquire(ctx context.Context, pool *pgxpool.Pool) (session, error) {
 	if s := k.take(); s != nil {
 		return *s, nil
@@ -87,8 +87,8 @@ func (k *keeper) take() (s *session) {
 	return s
 }
 
-// release keeps a connection, or gives it back to its pool: one with a transaction that a fault has
-// left open, after rolling that back, since its server may be the wrong one now.
+// release keeps a connection, or gives it back to its pool. If a fault has left a transaction open,
+// it rolls that back and gives the connection back: its server may be the wrong one by now.
 func (k *keeper) release(ctx context.Context, s session) {
 	faulty := s.Conn.Conn().PgConn().TxStatus() != 'I'
 	rollBack(ctx, s.Conn)
@@ -103,7 +103,7 @@ func (k *keeper) release(ctx context.Context, s session) {
 	k.look(&s)
 }
 
-// look gives a kept connection back when it is not to be kept any more.
+// look gives a kept connection back once it must not be kept longer.
 func (k *keeper) look(s *session) {
 	time.AfterFunc(keptLook, func() {
 		k.mu.Lock()
@@ -119,12 +119,12 @@ func (k *keeper) look(s *session) {
 	})
 }
 
-// over reports whether a connection is not to be kept.
+// over reports whether a connection must not be kept longer.
 func (s *session) over() bool {
 	return s.Conn.Conn().IsClosed() || s.pool.Stat().IdleConns() == 0 || time.Since(s.used) >= keptUnused || time.Since(s.acquired) >= keptInAll
 }
 
-// close gives back what is kept, and keeps nothing any more.
+// close gives the kept connection back, and keeps none from then on.
 func (k *keeper) close() {
 	k.mu.Lock()
 	defer k.mu.Unlock()

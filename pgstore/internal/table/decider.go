@@ -8,8 +8,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Decider is how decisions on their own are made, in transactions that begin and end with
-// them: by all that PostgreSQL can do, or on a table that is distributed.
+// Decider makes decisions on their own, in transactions of their own: either with all that
+// PostgreSQL can do, or on a distributed table.
 type Decider interface {
 	// Grant takes the tokens of grants from the rows that have enough for them; Taken reports
 	// which had. It passes over rows that another transaction has locked. If a lock is found
@@ -39,8 +39,9 @@ func (t *Table) Level() pgx.TxIsoLevel {
 	return pgx.Serializable
 }
 
-// Batch is how many rows are pruned within one time-out, and on a plain table in one transaction:
-// few enough that nobody waits for it long. On a distributed table each is a round trip.
+// Batch returns how many rows are pruned within one timeout, and on a plain table in one
+// transaction: few, so that no caller waits for it long. On a distributed table each row is a round
+// trip.
 func (t *Table) Batch() int {
 	if t.distributed {
 		return 100
@@ -48,11 +49,11 @@ func (t *Table) Batch() int {
 	return 1000
 }
 
-// ReportsMade reports whether a statement tells which rows it has made. On a distributed table it
+// ReportsMade reports whether a statement returns which rows it has made. On a distributed table it
 // does not.
 func (t *Table) ReportsMade() bool { return !t.distributed }
 
-// Decider returns how decisions on their own are made on the table.
+// Decider returns the Decider for the table.
 func (t *Table) Decider() Decider {
 	if t.distributed {
 		return distributedTable{t}

@@ -11,11 +11,11 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// Decision is rows to lock, and the function that decides on them.
+// Decision holds rows to lock, and the function that decides on them.
 type Decision struct {
 	Rows        []decide.Row        // in order
 	Definitions []bucket.Definition // of the rows' shards
-	Missing     []decide.Row        // some of Rows, to be made before they are locked: full, which means the same
+	Missing     []decide.Row        // some of Rows, to be made full before they are locked
 	Await       *decide.Row         // one of Rows, to be made if it is missing, and waited for; nil for none
 
 	// Decide is called once, with the rows that are locked as found. It sets the States of the
@@ -26,8 +26,8 @@ type Decision struct {
 	OnLocked func(decide.Row)
 }
 
-// run begins a transaction by lock, which locks and reads the rows, decides, and commits, after
-// write has put the writing of the changed rows into a batch.
+// run begins a transaction by lock, which locks and reads the rows. It decides, puts the changed
+// rows into a batch by write, and commits.
 func (d *Decision) run(ctx context.Context, pool *pgxpool.Pool, lock func(*pgxpool.Conn) (*Rows, error), write func(*pgx.Batch, *Rows)) error {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
@@ -50,7 +50,7 @@ func (d *Decision) run(ctx context.Context, pool *pgxpool.Pool, lock func(*pgxpo
 	return conn.SendBatch(ctx, &batch).Close()
 }
 
-// decide decides, and returns the rows that were changed, in order.
+// decide calls Decide, and returns the rows that were changed, in order.
 func (d *Decision) decide(rows *Rows) (*Rows, error) {
 	places, err := d.Decide(rows)
 	if err != nil {
@@ -66,7 +66,7 @@ func (d *Decision) decide(rows *Rows) (*Rows, error) {
 	return changed, nil
 }
 
-// definitionsOf is the definitions of some of a decision's rows.
+// definitionsOf returns the definitions of some of a decision's rows.
 func (d *Decision) definitionsOf(rows []decide.Row) []bucket.Definition {
 	definitions := make([]bucket.Definition, len(rows))
 	for i, row := range rows {

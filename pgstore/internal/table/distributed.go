@@ -13,9 +13,9 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// distributedTable decides by the statements of callers' transactions, which change one row
-// each, and wait for it. The rest is decided here, with the row locked, as the statements for
-// several rows decide it.
+// distributedTable decides by the statements of callers' transactions, which change one row each,
+// and wait for it. What they cannot decide is decided here on the locked row, as the statements for
+// several rows do it.
 type distributedTable struct{ *Table }
 
 func (t distributedTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, _ bool, now *time.Time) (err error) {
@@ -23,7 +23,7 @@ func (t distributedTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants 
 		return fmt.Errorf("%d grants, of which a distributed table takes one", len(grants))
 	}
 	g := &grants[0]
-	if g.Taken = (Taken{}); g.never() { // but as a missing row would grant
+	if g.Taken = (Taken{}); g.never() { // although a missing row would grant
 		return nil
 	}
 	if g.TakesExtra() {
@@ -44,8 +44,8 @@ func (t distributedTable) Decide(ctx context.Context, pool *pgxpool.Pool, d *Dec
 	})
 }
 
-// lockEach begins a transaction that locks a decision's rows, and those that are missing, one
-// after another.
+// lockEach begins a transaction that locks a decision's rows one after another: those that exist,
+// and those to be made.
 func (t distributedTable) lockEach(ctx context.Context, conn *pgxpool.Conn, d *Decision, now *time.Time) (*Rows, error) {
 	rows := &Rows{Rows: d.Rows}
 	if err := t.Read(ctx, conn, rows, now); err != nil {
@@ -67,7 +67,7 @@ func (t distributedTable) lockEach(ctx context.Context, conn *pgxpool.Conn, d *D
 	return rows, err
 }
 
-// prefetch is a grant that prefetches.
+// prefetch makes a grant that prefetches.
 func (t distributedTable) prefetch(ctx context.Context, pool *pgxpool.Pool, g *Grant, now *time.Time) error {
 	conn, err := acquire(ctx, pool)
 	if err != nil {

@@ -13,14 +13,15 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
-// A transaction with others in line behind it frees its row before it is on disk. After that the
-// commit of an empty message in the log waits for the disk, and no call is answered before. A
-// transaction that has the row meanwhile is later in the log, of which a crash, or a standby, loses
-// only the end.
+// A transaction with others in line behind it frees its row before it is on disk. Afterwards the
+// commit of an empty message in the log waits for the disk, and no call is answered before that. A
+// transaction that takes the row meanwhile comes later in the log. A crash, or a standby, only
+// loses the end of the log.
 const awaitDiskSQL = conn.AwaitDisk
 
-// freesEarly reports whether transactions can free their rows early: the server has the message,
-// and the role may use it. That is remembered; what any other error says is not.
+// freesEarly reports whether transactions can free their rows early: the server has the function
+// for messages, and the role may call it. It remembers that answer. It does not remember other
+// errors.
 func (t *Table) freesEarly(ctx context.Context, pooled *pgxpool.Conn) (bool, error) {
 	if known := t.early.Load(); known != nil {
 		return *known, nil
@@ -37,10 +38,10 @@ func (t *Table) freesEarly(ctx context.Context, pooled *pgxpool.Conn) (bool, err
 	return may, nil
 }
 
-// commit is the end of a transaction in a batch.
+// commit is the COMMIT of a batch.
 type commit struct {
 	early bool // the transaction frees its row before it is on disk
-	done  bool // and may not be on disk
+	done  bool // COMMIT was answered; with early, it may not be on disk
 }
 
 func (c *commit) queue(batch *pgx.Batch) {
@@ -53,11 +54,12 @@ func (c *commit) queue(batch *pgx.Batch) {
 	}
 }
 
-// fault returns the error of a batch that conn was sent. An error of the server after COMMIT is
-// about the message, which a connection may have forgotten, as after DEALLOCATE ALL: it is sent
-// again, unprepared. Where it is refused, it is unknown whether the transaction is on disk. Callers
-// are not to take the error for one of a transaction that did nothing, so they do not find it by
-// errors.As. Whether rows can be freed early is asked again then.
+// fault returns the error of a batch that was sent on conn. An error of the server after COMMIT is
+// about the message. The connection may have forgotten its statement, as after DEALLOCATE ALL, so
+// the message is sent again, unprepared. If that is refused too, it is unknown whether the
+// transaction is on disk. The error then hides the server's error from errors.As, so that callers
+// do not take it for one of a transaction that did nothing. Whether rows can be freed early is
+// asked again then.
 func (t *Table) fault(ctx context.Context, conn *pgxpool.Conn, c *commit, err error) error {
 	var refused *pgconn.PgError
 	if !c.done || !errors.As(err, &refused) {
@@ -66,7 +68,7 @@ func (t *Table) fault(ctx context.Context, conn *pgxpool.Conn, c *commit, err er
 	if _, err = conn.Exec(ctx, awaitDiskSQL, pgx.QueryExecModeSimpleProtocol); err == nil {
 		return nil
 	}
-	if !conn.Conn().IsClosed() { // or the server went away, and is as it was when it is back
+	if !conn.Conn().IsClosed() { // otherwise the server went away, and answers as before when it is back
 		t.early.Store(nil)
 	}
 	return fmt.Errorf("committed, and perhaps not on disk: %v", err)

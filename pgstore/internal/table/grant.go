@@ -10,44 +10,42 @@ import (
 // Grant is the tokens that several calls take together from one row: all of them or none.
 type Grant struct {
 	decide.Change         // Count is the sum of the calls
-	Need          float64 // tokens that there must be to grant all of them
+	Need          float64 // the tokens that the row must have to grant all calls
 
-	// A grant that prefetches takes more, for a lease.
+	// For a grant that prefetches, which takes more for a lease:
 	Lasts        time.Duration // of a token bucket's lease; 0 for a grant that does not prefetch
-	Lowered      float64       // capacity to count with, lower by the tokens refilled while the lease lasts
-	Prefetch     float64       // tokens to take besides: no more than half of those left then, or than may be out
-	Out          float64       // of Count, the tokens that may still return to memory
+	Lowered      float64       // the capacity to count with: lower by the tokens refilled during the lease
+	Prefetch     float64       // tokens to take besides, at most half of those left, and at most as many as may be out
+	Out          float64       // the part of Count that may still return to memory
 	bucket.Spent               // of earlier leases
 
-	// Pipelined has a grant that waits for its row sent with its COMMIT, in one round trip, so
-	// that those behind it, in other processes too, wait for no other one. A caller that gives up
-	// then may have taken all the same, as with any statement that is under way. So it is for
-	// rows that others are known to have locked no longer than that takes, and it waits for a
-	// moment only. Grants that prefetch are heard to their end in any case: all of them are
-	// pipelined.
+	// Pipelined sends a grant that waits for its row together with its COMMIT, in one round trip.
+	// Calls behind it, also in other processes, then wait for one round trip only. A caller that
+	// gives up may have taken all the same, as with any statement under way. So Pipelined is for
+	// rows that others lock no longer than that takes, and waits only a moment. Grants that
+	// prefetch are always heard to their end, and are all pipelined.
 	Pipelined bool
 
-	Added any // what the layer keeps with the grant that added to it
+	Added any // what the layer that added to the grant keeps with it
 
 	Taken  Taken
-	Waited time.Duration // for its turn, at least, of one that awaits it
+	Waited time.Duration // for its turn, at least; for a grant that waits for its row
 	turn   bool          // it has had its turn, or needs none
 }
 
-// Extra returns how much a grant, which was taken, took besides.
+// Extra returns how many tokens a granted Grant prefetched.
 func (g *Grant) Extra() float64 { return g.Taken.prefetched }
 
-// End is when the lease ends, on the database's clock, of a grant that was taken and
-// prefetched.
+// End returns when the lease of a granted Grant ends, on the database's clock.
 func (g *Grant) End() time.Time { return g.ends(g.Taken.After.TS) }
 
-// ends is when the lease ends of a row that is left at ts.
+// ends returns when a lease ends whose row was left at ts.
 func (g *Grant) ends(ts time.Time) time.Time { return g.Definition.End(ts, ts, g.Lasts) }
 
 // TakesExtra reports whether a grant takes more than its calls want, for a lease.
 func (g *Grant) TakesExtra() bool { return g.Lasts > 0 }
 
-// prefetches reports whether one of several grants does.
+// prefetches reports whether one of the grants prefetches.
 func prefetches(grants []Grant) bool {
 	for i := range grants { // each is half a kilobyte
 		if grants[i].TakesExtra() {
@@ -65,10 +63,10 @@ func (g *Grant) capacity() float64 {
 	return g.Definition.Capacity
 }
 
-// never reports whether a grant needs more than there can be, which statements do not ask.
+// never reports whether a grant needs more than a row can have. Statements do not check that.
 func (g *Grant) never() bool { return g.Need > g.capacity() }
 
-// leased is how long a grant's lease lasts, in microseconds; nil without any.
+// leased returns how long a grant's lease lasts, in microseconds; nil without a lease.
 func (g *Grant) leased() *float64 {
 	if !g.TakesExtra() {
 		return nil

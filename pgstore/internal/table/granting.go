@@ -21,7 +21,7 @@ func (t *Table) grant(ctx context.Context, q Querier, grants []Grant, now *time.
 		s := &t.of(&g.Definition).grant
 		return g.scan(q.QueryRow(ctx, s.sql, s.args(g, now)...), now)
 	}
-	var batch pgx.Batch // of one statement mostly, and one transaction in any case
+	var batch pgx.Batch // of one statement mostly, and always one transaction
 	t.queue(&batch, grants, now)
 	err := q.SendBatch(ctx, &batch).Close()
 	if err != nil { // nothing is taken, even if rows were read
@@ -44,8 +44,8 @@ func (t *Table) queue(batch *pgx.Batch, grants []Grant, now *time.Time) {
 	}
 }
 
-// queueMany puts into a batch a statement for grants of one kind, whose rows tell what was
-// prefetched if prefetch.
+// queueMany puts into a batch a statement for grants of one kind. With prefetch its rows have the
+// number of prefetched tokens.
 func queueMany(batch *pgx.Batch, s *statement[*many], all *many, prefetch bool, now *time.Time) {
 	batch.Queue(s.sql, s.args(all, now)...).Query(scanGrants(all.grants, prefetch, now))
 }
@@ -66,7 +66,7 @@ func byKind(grants []Grant) (kinds [][]*Grant) {
 	return kinds
 }
 
-// scan reads the row that a grant returned, if it did.
+// scan reads the row that a grant returned, if there is one.
 func (g *Grant) scan(row pgx.Row, now *time.Time) error {
 	var r returned
 	err := row.Scan(r.fields(g)...)
@@ -84,11 +84,11 @@ type returned struct {
 	value  float64
 	ts, at moment
 	slots  []float64
-	more   *float64 // that was prefetched
+	more   *float64 // tokens prefetched
 	into   [6]any   // room for the fields
 }
 
-// fields are where a row of such a grant is read to.
+// fields returns where to scan a row of a grant like g.
 func (r *returned) fields(g *Grant) []any {
 	fields := append(r.into[:0], &r.value, &r.ts, &r.at)
 	if g.Definition.Slotted() {
@@ -97,12 +97,12 @@ func (r *returned) fields(g *Grant) []any {
 	return fields
 }
 
-// report tells a grant that it was taken.
+// report sets the outcome of a grant to taken.
 func (r *returned) report(g *Grant, now *time.Time) {
 	g.Taken = Taken{OK: true, After: bucket.State{Value: r.value, TS: r.ts.Time}, At: r.at.Time}
 	if r.slots != nil {
 		g.Taken.After.Slots = slots.Read(r.slots, r.value)
-		r.slots = nil // of which it has a part
+		r.slots = nil // After keeps a part of it
 	}
 	if g.TakesExtra() && r.more != nil {
 		g.Taken.prefetched = *r.more
@@ -110,8 +110,8 @@ func (r *returned) report(g *Grant, now *time.Time) {
 	g.Taken.charge(&g.Definition, now)
 }
 
-// scanGrants reads the rows that a statement for several grants of like kinds returned, which
-// may have prefetched.
+// scanGrants returns the function that reads the rows of a statement for several grants of one
+// kind. With prefetch, they have the number of prefetched tokens.
 func scanGrants(grants []*Grant, prefetch bool, now *time.Time) func(pgx.Rows) error {
 	return func(rows pgx.Rows) error {
 		var (

@@ -13,36 +13,37 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
-// A permit is a row: shard is its number, ts the end of its lease, and value its fence, which grows
-// each time that it is taken, and is at least the instant of that in microseconds since 1970. A
-// permit that was released has a ts of long ago, so that it is free whatever the clock does. Leases
-// are in microseconds. One that is renewed ends a lease from now, also when the clock went back.
+// A permit is a row: shard is its number, ts the end of its lease, and value its fence. The fence
+// grows with each take, and is at least the instant of the take in microseconds since 1970. A
+// released permit has a ts of long ago, so it is free whatever the clock does. Leases are in
+// microseconds. A renewal ends the lease one Lease from now, even if the clock went back.
 //
-// A permit that is held can be claimed: paused is the end of the claim, and ahead the turn of the
-// waiter that collects. When it is released, it is that waiter's: with a new fence, until the end of
-// the claim. What is taken is not claimed.
+// A held permit can be claimed: paused is the end of the claim, and ahead is the turn of the waiter
+// that collects. When the permit is released, that waiter gets it with a new fence, until the end
+// of the claim. A permit that is taken is not claimed.
 
 // PermitOp is an operation on a permit.
 type PermitOp struct {
 	Row   decide.Row
 	Lease time.Duration // 0 to release it
-	Fence int64         // by which it is held; 0 to take one that is free
-	Next  bool          // it is taken anew, and has a new fence then
-	New   bool          // it may not be there yet
+	Fence int64         // by which the permit is held; 0 to take a free one
+	Next  bool          // take the permit anew, with a new fence
+	New   bool          // the row may not exist yet
 	Lock  int64         // the advisory lock held by a transaction that changes the row
-	Alone bool          // it is taken without that lock, if it cannot be had
-	Rest  PermitSet     // the others of a set, of which this is the first
+	Alone bool          // take without that lock if another transaction has it
+	Rest  PermitSet     // the other operations of a set; this is the first
 
 	Done PermitDone
 }
 
-// PermitSet is operations on different permits in the order of their rows: all are made, or none.
+// PermitSet holds operations on different permits, in the order of their rows. All are made, or
+// none.
 type PermitSet []*PermitOp
 
 // PermitDone is the outcome of a PermitOp.
 type PermitDone struct {
 	OK    bool
-	Given bool // to a waiter that had claimed it, when it was released
+	Given bool // released to a waiter that had claimed it
 	Fence int64
 	At    time.Time // when it was decided
 	Until time.Time
@@ -51,12 +52,12 @@ type PermitDone struct {
 // take reports whether the operation takes a free permit.
 func (op *PermitOp) take() bool { return op.Fence == 0 }
 
-// releases reports whether the operation's holder has the permit no more.
+// releases reports whether the operation's holder loses the permit.
 func (op *PermitOp) releases() bool { return op.Lease == 0 || op.Next }
 
-// done returns the outcome of an operation that returned a fence and an end.
+// done returns the outcome of an operation whose statement returned a fence and an end.
 func (op *PermitOp) done(fence int64, until time.Time, given bool) PermitDone {
-	if fence == 0 { // it was not there
+	if fence == 0 { // the row did not exist
 		return PermitDone{}
 	}
 	return PermitDone{OK: true, Given: given && op.releases(), Fence: fence, At: until.Add(-op.Lease).UTC(), Until: until.UTC()}
@@ -70,26 +71,27 @@ type PermitView struct {
 	Locked bool // by a transaction
 }
 
-// PermitLook is the permits of a key, as far as there are any, at an instant.
+// PermitLook reads a key's permits at an instant, as far as they have rows.
 type PermitLook struct {
 	Key    decide.Key
-	PartOf int // the limit of whose permits the next part is read; 0 to read all
+	PartOf int // to read the next part: the Limit; 0 to read all
 
 	Permits  []PermitView
 	At       time.Time
-	From, To int // the numbers that were read, without To; none if it was another process's turn
+	From, To int // the numbers that were read, without To; none if another process had the turn
 }
 
 const (
-	// PermitPart is how many permits a look reads at most that is of a part, and PermitTurn how
-	// long it takes until a process reads the next one.
+	// A look at a part reads at most PermitPart permits. After it no process reads the next part
+	// for PermitTurn.
 	PermitPart = 1000
 	PermitTurn = 60 * time.Millisecond
 )
 
-// arguments are those of an operation that is a statement. It returns a row if and only if it was
-// done, and leaves no predicate lock under SERIALIZABLE, unless it is in a subtransaction. In a new row
-// paused carries the end of a lease to where the clock cannot be read.
+// arguments returns the name and arguments of the statement for an operation. The statement returns
+// a row if and only if the operation was made. It leaves no predicate lock under SERIALIZABLE,
+// except in a subtransaction. In a new row, paused carries the end of the lease to a place where
+// the clock cannot be read.
 func (op *PermitOp) arguments(now *time.Time) (name string, args []any) {
 	args = []any{op.Row.Name, op.Row.Key.Key, int32(op.Row.Shard), micros(op.Lease), now}
 	if op.take() {
@@ -107,9 +109,9 @@ func (t *Table) ChangePermit(ctx context.Context, pool *pgxpool.Pool, op *Permit
 	})
 }
 
-// QueuePermit puts into a batch an operation in a caller's transaction, which passes over a permit
-// to take that another one is about to take or to release: the statement tries for the advisory lock,
-// or waits for a row no longer than lock_timeout. The holder of a permit writes it in any case.
+// QueuePermit puts an operation in a caller's transaction into a batch. A take passes over a permit
+// that another transaction is about to take or release: the statement tries for the advisory lock,
+// or waits for the row for lock_timeout at most. The holder of a permit always writes its row.
 func (t *Table) QueuePermit(batch *pgx.Batch, op *PermitOp, now *time.Time) {
 	name, args := op.arguments(now)
 	sql, guarded := t.inflight[name+"_tx"]
@@ -129,8 +131,8 @@ func (t *Table) QueuePermit(batch *pgx.Batch, op *PermitOp, now *time.Time) {
 	}
 }
 
-// aloneSQL and notAloneSQL bound the waits for locks, and put back the caller's bound. An error puts it
-// back by the rollback to the savepoint.
+// aloneSQL bounds the waits for locks, and notAloneSQL restores the caller's bound. After an error,
+// the rollback to the savepoint restores it.
 const (
 	aloneSQL = `SELECT pg_try_advisory_xact_lock($1::int8), set_config('ratelimit.lock_timeout', current_setting('lock_timeout'), true),
 	set_config('lock_timeout', $2::text, true)`
@@ -155,9 +157,8 @@ func (op *PermitOp) scan(row pgx.Row) error {
 }
 
 // ChangePermits makes operations on different rows, each by itself, in one transaction and round
-// trip. If another transaction has a row locked that could not be passed over, nothing has
-// happened, and the error is lock_not_available. Of those to take that may not be there, it makes
-// those that are not.
+// trip. If another transaction has a row locked that could not be passed over, nothing happens, and
+// the error is lock_not_available. It makes the missing rows of takes.
 func (t *Table) ChangePermits(ctx context.Context, pool *pgxpool.Pool, ops []*PermitOp, now *time.Time) error {
 	return oneTrip(ctx, pool, func(batch *pgx.Batch) {
 		t.queueChange(batch, ops, now)
@@ -165,7 +166,7 @@ func (t *Table) ChangePermits(ctx context.Context, pool *pgxpool.Pool, ops []*Pe
 	})
 }
 
-// LookAtPermits reads the permits of keys, and parts of permits in the order of looks.
+// LookAtPermits reads the permits of keys; parts of keys in the order of looks.
 func (t *Table) LookAtPermits(ctx context.Context, pool *pgxpool.Pool, looks []*PermitLook, now *time.Time) error {
 	return oneTrip(ctx, pool, func(batch *pgx.Batch) {
 		for _, look := range looks {
@@ -188,7 +189,7 @@ func oneTrip(ctx context.Context, pool *pgxpool.Pool, queue func(*pgx.Batch)) er
 	return pooled.SendBatch(ctx, &batch).Close()
 }
 
-// queueCreate is behind queueChange, and leaves rows alone that are there.
+// queueCreate makes missing rows, after queueChange. It leaves existing rows alone.
 func (t *Table) queueCreate(batch *pgx.Batch, ops []*PermitOp, now *time.Time) {
 	var (
 		names, keys []string
@@ -236,7 +237,7 @@ func (t *Table) queueChange(batch *pgx.Batch, ops []*PermitOp, now *time.Time) {
 	batch.Queue(t.inflight["permit_change"], names, keys, numbers, leases, fences, nexts, now).Query(changed(ops))
 }
 
-// changed returns the reading of the operations that a statement made.
+// changed returns the function that reads the outcomes of operations from their statement.
 func changed(ops []*PermitOp) func(pgx.Rows) error {
 	return func(rows pgx.Rows) error {
 		var (
@@ -278,9 +279,10 @@ func (t *Table) queueLook(batch *pgx.Batch, look *PermitLook, now *time.Time) {
 	})
 }
 
-// queuePart reads the next part, unless a process has read one less than a turn ago, so that waiting
-// processes together read a bounded number of rows a second. The turn is a row with the number
-// 10000, which no permit has: value is the first number of the part, ts when it was read.
+// queuePart reads the next part, unless a process has read one less than PermitTurn ago. So all
+// waiting processes together read a bounded number of rows a second. The row with the number 10000,
+// which no permit has, keeps the turn: value is the first number of the part that was read last, ts
+// when it was read.
 func (t *Table) queuePart(batch *pgx.Batch, look *PermitLook) {
 	look.Permits, look.From, look.To = nil, 0, 0
 	batch.Queue(t.inflight["permit_look_part"], look.Key.Name, look.Key.Key, look.PartOf, PermitPart, micros(PermitTurn)).Query(func(rows pgx.Rows) error {
@@ -301,21 +303,22 @@ func (t *Table) queuePart(batch *pgx.Batch, look *PermitLook) {
 	})
 }
 
-// ResetPermits frees the permits of a key. Their fences grow, so that nobody holds them any more.
+// ResetPermits frees the permits of a key. Their fences grow, so no holder has them any more.
 func (t *Table) ResetPermits(ctx context.Context, q Querier, key decide.Key) error {
 	_, err := q.Exec(ctx, t.inflight["permit_reset"], key.Name, key.Key)
 	return err
 }
 
-// PrunablePermits returns how many permits of a name PrunePermits deletes, if at once as many as there
-// are.
+// PrunablePermits returns how many permits of a name PrunePermits would delete without its bound
+// most.
 func (t *Table) PrunablePermits(ctx context.Context, q Querier, name string, before time.Time) (n int64, err error) {
 	err = q.QueryRow(ctx, t.inflight["permit_prunable"], name, before).Scan(&n)
 	return n, err
 }
 
-// PrunePermits deletes permits of a name that are free since before an instant, most of them at
-// most; on a distributed table all. They were taken so long ago that the next fence is larger.
+// PrunePermits deletes permits of a name that have been free since before an instant: at most most,
+// or on a distributed table all. The next fence is larger even without the row, since they were
+// taken long ago.
 func (t *Table) PrunePermits(ctx context.Context, q Querier, name string, before time.Time, most int) (deleted int64, err error) {
 	tag, err := q.Exec(ctx, t.inflight["permit_prune"], name, before, int64(most))
 	return tag.RowsAffected(), err

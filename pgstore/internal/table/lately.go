@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// Lately remembers some rows, by their locks, each for a while after it was noted last. The zero
-// value remembers none. It is safe for concurrent use.
+// Lately remembers rows by their locks, each until a time after its last note. The zero value
+// remembers none. It is safe for concurrent use.
 type Lately struct {
 	mu    sync.Mutex
 	until map[int64]time.Time
 }
 
 const (
-	mostLately = 1024 // rows are remembered; above it, one more is only where one of a few is over
-	examined   = 8    // are looked at for that, at random: all would hold up the callers of all rows
+	mostLately = 1024 // the most rows that are remembered; then a row is noted only if one of a few others is over
+	examined   = 8    // how many rows are looked at for that, at random: looking at all would hold up the callers of all rows
 )
 
 // Note remembers the row of a lock for a time.
@@ -46,8 +46,8 @@ func (l *Lately) forgetSome(now time.Time) {
 	}
 }
 
-// Among returns those of some locks whose rows are remembered, ascending, which is the order in
-// which all take them.
+// Among returns the locks whose rows are remembered, in ascending order. All transactions take
+// locks in that order.
 func (l *Lately) Among(locks func() []int64) (among []int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

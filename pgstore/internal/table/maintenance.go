@@ -10,8 +10,8 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
-// Page reads rows of a row's name after it, most of them at most, in order; with idle only those
-// that may be full at that instant.
+// Page reads the rows of after's name that follow after, in order, at most most of them. With idle
+// it reads only rows that may be full at that instant.
 func (t *Table) Page(ctx context.Context, q Querier, after decide.Row, most int, idle, now *time.Time) (*Rows, error) {
 	rows, err := q.Query(ctx, t.maintenance["page"], after.Name, after.Key.Key, int32(after.Shard), int64(most), idle)
 	if err != nil {
@@ -33,9 +33,9 @@ func (t *Table) Page(ctx context.Context, q Querier, after decide.Row, most int,
 	return &page, err
 }
 
-// DeleteSame deletes those rows of one name that are still as they were listed, but
-// not those that another transaction has locked. On a distributed table it waits for these. A
-// connection may write values as text with 15 digits, so they are compared up to that.
+// DeleteSame deletes the rows of one name that are still as they were listed. It leaves rows that
+// another transaction has locked; on a distributed table it waits for them. Values are compared
+// with a tolerance, since a connection may write them as text with 15 digits.
 func (t *Table) DeleteSame(ctx context.Context, q Querier, r *Rows) (int64, error) {
 	if len(r.Rows) == 0 {
 		return 0, nil
@@ -69,8 +69,8 @@ func (t *Table) Names(ctx context.Context, q Querier) ([]string, error) {
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
-// versionsSQL is of one row, also if nothing has a snapshot. Logical slots keep the versions of the
-// system's tables only, and VACUUM keeps none.
+// versionsSQL returns one row, even if nothing holds a snapshot. Logical slots keep only old
+// versions of system tables, and VACUUM keeps none.
 const versionsSQL = `SELECT coalesce((SELECT n_dead_tup FROM pg_stat_all_tables WHERE relid = $1::text::regclass), 0), coalesce(h.kind, ''), coalesce(h.who, ''), coalesce(h.since, 0)
 FROM (SELECT) AS one LEFT JOIN (
 	SELECT 'transaction' AS kind, pid::text AS who, age(backend_xmin)::int8 AS since FROM pg_stat_activity
@@ -81,8 +81,8 @@ FROM (SELECT) AS one LEFT JOIN (
 	ORDER BY since DESC LIMIT 1
 ) AS h ON true`
 
-// Versions reads how many dead versions the table has, and what has the oldest snapshot: its kind
-// and name, and how many transactions have begun since. All are zero if nothing has one.
+// Versions reads how many dead versions the table has, and what holds the oldest snapshot: its
+// kind, its name, and how many transactions have begun since. Without a snapshot they are zero.
 func (t *Table) Versions(ctx context.Context, q Querier) (dead int64, kind, who string, since int64, err error) {
 	name := pgx.Identifier{conn.Table}
 	if t.schema != "" {
@@ -98,7 +98,7 @@ func (t *Table) Forget(ctx context.Context, q Querier, name string) (int64, erro
 	return tag.RowsAffected(), err
 }
 
-// Ready fails if the table is not there, or lacks a column.
+// Ready returns an error if the table or one of its columns is missing.
 func (t *Table) Ready(ctx context.Context, q Querier) error {
 	_, err := q.Exec(ctx, t.maintenance["ready"])
 	return err

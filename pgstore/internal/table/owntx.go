@@ -11,16 +11,15 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
-// OwnTx is a transaction of the Store's own, which locks rows.
+// OwnTx is a transaction of the Store's own that locks rows.
 type OwnTx struct {
-	Rows       []decide.Row                               // that Do locks, in any order
+	Rows       []decide.Row                               // the rows that Do locks, in any order
 	Do         func(ctx context.Context, tx pgx.Tx) error // may run several times
 	RolledBack func()                                     // is called after each attempt that was rolled back; may be nil
 }
 
-// Run runs a transaction of the Store's own. READ COMMITTED is enough: a take is right at every
-// isolation level, and here no caller asks it again. It waits for rows that are locked as decisions on
-// their own do.
+// Run runs a transaction of the Store's own. READ COMMITTED is enough, since a take is right at
+// every isolation level. It waits for locked rows as decisions on their own do.
 func (t *Table) Run(ctx context.Context, c *conn.Conn, own OwnTx) error {
 	ctx, done, err := c.Bounded(ctx)
 	if err != nil {
@@ -52,9 +51,8 @@ func (t *Table) Run(ctx context.Context, c *conn.Conn, own OwnTx) error {
 	return err
 }
 
-// awaitOne waits until the one of several rows that another transaction has locked is free, and
-// keeps none of them locked meanwhile. It is the first that cannot be locked at once, and moves to
-// the front.
+// awaitOne waits for the first row that another transaction has locked, and keeps no row locked. It
+// moves that row to the front.
 func (t *Table) awaitOne(ctx context.Context, c *conn.Conn, rows []decide.Row) error {
 	await := func(row decide.Row, wait time.Duration) error {
 		return t.transact(ctx, c, wait, func(ctx context.Context, tx pgx.Tx) error {
@@ -76,7 +74,7 @@ func (t *Table) awaitOne(ctx context.Context, c *conn.Conn, rows []decide.Row) e
 	return nil
 }
 
-// transact runs do in a transaction that waits for a lock no longer than wait.
+// transact runs do in a transaction that waits for a lock at most wait.
 func (t *Table) transact(ctx context.Context, c *conn.Conn, wait time.Duration, do func(context.Context, pgx.Tx) error, rolledBack func()) error {
 	if rolledBack == nil {
 		rolledBack = func() {}

@@ -26,7 +26,7 @@ func (op *PermitOp) Clone() *PermitOp {
 	return &c
 }
 
-// undone notes that they were not made, and leaves it at that if one was not.
+// undone reports whether an operation of the set was not made. Then it clears the outcomes of all.
 func (s PermitSet) undone() (some bool) {
 	for _, op := range s {
 		some = some || !op.Done.OK
@@ -39,7 +39,7 @@ func (s PermitSet) undone() (some bool) {
 	return some
 }
 
-// columns returns what tells the permits of a set apart.
+// columns returns the names, keys and numbers of the operations for which of is true.
 func (s PermitSet) columns(of func(*PermitOp) bool) (names, keys []string, numbers []int32) {
 	for _, op := range s {
 		if of(op) {
@@ -51,15 +51,16 @@ func (s PermitSet) columns(of func(*PermitOp) bool) (names, keys []string, numbe
 
 func every(*PermitOp) bool { return true }
 
-// queueFreePermits makes those rows that may not be there.
+// queueFreePermits puts into a batch the making of rows that may be missing.
 func (t *Table) queueFreePermits(batch *pgx.Batch, s PermitSet) {
 	if names, keys, numbers := s.columns(func(op *PermitOp) bool { return op.New }); len(names) > 0 {
 		batch.Queue(t.inflight["permit_fill"], names, keys, numbers)
 	}
 }
 
-// overPermits queues a statement over a set behind the making of rows that are missing, in one round trip.
-// If another transaction is making one of these, which may take long, it goes on without that one.
+// overPermits runs a statement over a set, after the making of its missing rows, in one round trip.
+// If another transaction is making one of those rows, which may take long, it goes on without that
+// row.
 func (t *Table) overPermits(ctx context.Context, pool *pgxpool.Pool, set PermitSet, queue func(*pgx.Batch)) error {
 	trip := func(missing PermitSet) error {
 		return oneTrip(ctx, pool, func(batch *pgx.Batch) {
@@ -78,8 +79,8 @@ func (t *Table) overPermits(ctx context.Context, pool *pgxpool.Pool, set PermitS
 	return trip(nil)
 }
 
-// makeFreePermits makes those rows that may not be there, by halves until the one that another
-// transaction is making is by itself, and left out.
+// makeFreePermits makes the rows that may be missing. If another transaction is making one of them,
+// it makes each half by itself, down to that row, which it leaves out.
 func (t *Table) makeFreePermits(ctx context.Context, pool *pgxpool.Pool, s PermitSet) error {
 	err := oneTrip(ctx, pool, func(batch *pgx.Batch) {
 		t.QueueBounds(batch, conn.PassOver)
@@ -98,9 +99,9 @@ func (t *Table) makeFreePermits(ctx context.Context, pool *pgxpool.Pool, s Permi
 	}
 }
 
-// ChangePermitSet makes a set, in one statement and round trip unless permits are missing. It passes
-// over a row that another transaction has locked: then it is none, or lock_not_available. On a
-// distributed table each permit is a statement, and COMMIT another round trip.
+// ChangePermitSet makes a set in one statement and, unless rows are missing, one round trip. If
+// another transaction has a row locked, none is made, or the error is lock_not_available. On a
+// distributed table each permit is a statement, and COMMIT is another round trip.
 func (t *Table) ChangePermitSet(ctx context.Context, pool *pgxpool.Pool, set PermitSet, now *time.Time) error {
 	for _, op := range set {
 		op.Done = PermitDone{}
@@ -143,7 +144,8 @@ func (t *Table) changeEach(ctx context.Context, pool *pgxpool.Pool, set PermitSe
 	return err
 }
 
-// ChangePermitSetIn makes a set in a caller's transaction, behind a savepoint to which it is undone.
+// ChangePermitSetIn makes a set in a caller's transaction, behind a savepoint. If one operation
+// cannot be made, it rolls back to that.
 func (t *Table) ChangePermitSetIn(ctx context.Context, tx Querier, set PermitSet, now *time.Time) error {
 	passes := t.distributed && set[0].take()
 	var timeout, propagate string // the transaction's
@@ -174,7 +176,8 @@ func (t *Table) ChangePermitSetIn(ctx context.Context, tx Querier, set PermitSet
 	return tx.SendBatch(ctx, ToSavepoint()).Close()
 }
 
-// HoldsPermits reports whether all permits of a set are held by its fences, even while rows are locked.
+// HoldsPermits reports whether all permits of a set are held by its fences, even if their rows are
+// locked.
 func (t *Table) HoldsPermits(ctx context.Context, q Querier, set PermitSet, now *time.Time) (held bool, err error) {
 	names, keys, numbers := set.columns(every)
 	fences := make([]int64, len(set))
@@ -185,28 +188,28 @@ func (t *Table) HoldsPermits(ctx context.Context, q Querier, set PermitSet, now 
 	return held, err
 }
 
-// turnNumber is the number of the row that says which waiter collects.
+// turnNumber is the number of the row that names the waiter that collects.
 const turnNumber = 10_001
 
-// Collection is the permits that a waiter collects.
+// Collection holds the permits that a waiter collects.
 type Collection struct {
 	Key     decide.Key
 	Limit   int
 	Wanted  int
 	Lease   time.Duration
-	Turn    int64 // its fence; 0 until it has the turn, and when it has lost it; another number when it is over
+	Turn    int64 // the turn's fence: 0 before the turn, and after losing it; it changes when the turn is over
 	Permits []PermitView
 	At      time.Time
 	Until   time.Time
 }
 
-// CollectPermits takes what is free of a key's permits for the one waiter that collects, if it has the
-// turn or nobody has, and claims what is held. When all are there, they are its Permits, its claims are
-// over, and the turn is nobody's for as long as it lasted, so that others are served between two that
-// collect. When it takes the turn for several, it makes all permits that are missing.
+// CollectPermits takes free permits of a key for the waiter that collects, and claims held ones, if
+// the waiter has the turn or no waiter has. When all are there it returns them as Permits, and ends
+// the claims and the turn. The next turn begins after as long again, so that others are served
+// meanwhile. With a turn for several permits it makes all missing rows.
 //
-// It passes over rows that another transaction has locked. One of these may be about to give the waiter a
-// permit too many: AbandonPermits frees that.
+// It passes over rows that another transaction has locked. One of these may be about to give the
+// waiter a permit too many, which AbandonPermits frees.
 func (t *Table) CollectPermits(ctx context.Context, pool *pgxpool.Pool, c *Collection, now *time.Time) error {
 	began := c.Turn
 	c.Turn, c.Permits = 0, nil
@@ -241,8 +244,9 @@ func (c *Collection) scan(rows pgx.Rows) error {
 	return err
 }
 
-// AbandonPermits frees what a waiter has collected in a turn and not got, and lets go of its claims and its
-// turn. It returns how many rows are left to do, since another transaction has them locked.
+// AbandonPermits frees the permits that a waiter has collected in a turn and not received, and ends
+// its claims and its turn. It returns how many rows are left, since another transaction has them
+// locked.
 func (t *Table) AbandonPermits(ctx context.Context, q Querier, key decide.Key, turn int64) (left int, err error) {
 	err = q.QueryRow(ctx, t.inflight["permit_abandon"], key.Name, key.Key, turn).Scan(&left)
 	return left, err

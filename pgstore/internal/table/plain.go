@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
-// plainTable decides by statements for several rows, which pass over those that are locked.
+// plainTable decides by statements for several rows, which pass over locked rows.
 type plainTable struct{ *Table }
 
 func (t plainTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, await bool, now *time.Time) error {
@@ -36,11 +36,10 @@ func (t plainTable) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision,
 	return d.run(ctx, pool, lock, t.queueWrite)
 }
 
-// lockAll begins a transaction that has a decision's rows locked, and reads them, but for
-// those that another transaction has locked, which are not found. If that fails because
-// another transaction has made one of the missing rows and not committed, the others are made
-// apart. They are in any case before a row is waited for, so that nothing else is
-// locked meanwhile.
+// lockAll begins a transaction that locks and reads a decision's rows. It does not find rows that
+// another transaction has locked. If another transaction is making one of the missing rows, lockAll
+// makes the others in transactions of their own. It does so too before it waits for a row, so that
+// it locks nothing else meanwhile.
 func (t plainTable) lockAll(ctx context.Context, pooled *pgxpool.Conn, d *Decision, now *time.Time) (*Rows, error) {
 	if d.Await == nil {
 		rows, err := t.lockRows(ctx, pooled, d, d.Missing, now)
@@ -55,7 +54,8 @@ func (t plainTable) lockAll(ctx context.Context, pooled *pgxpool.Conn, d *Decisi
 	return t.lockRows(ctx, pooled, d, nil, now)
 }
 
-// fillApart makes rows, half by half where another transaction has made one of them and not committed.
+// fillApart makes rows in a transaction of its own. If another transaction is making one of them,
+// it makes each half by itself.
 func (t plainTable) fillApart(ctx context.Context, pooled *pgxpool.Conn, d *Decision, rows []decide.Row, now *time.Time) error {
 	if len(rows) == 0 {
 		return nil
@@ -95,7 +95,7 @@ func (t plainTable) lockRows(ctx context.Context, pooled *pgxpool.Conn, d *Decis
 	if d.Await != nil {
 		t.QueueAwait(batch, *d.Await)
 	}
-	t.QueueBounds(batch, 0) // from here on only locks of the whole table are waited for
+	t.QueueBounds(batch, 0) // from here on the transaction waits only for locks of the whole table
 	rows := &Rows{Rows: d.Rows}
 	t.queueLock(batch, rows, now)
 	return rows, pooled.SendBatch(ctx, batch).Close()

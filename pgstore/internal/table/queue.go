@@ -16,8 +16,8 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// Unqueueable returns the field, and its value, for which no take of a limit can be in a caller's
-// batch; "" if one can.
+// Unqueueable returns the field, with its value, that keeps takes of a limit out of callers'
+// batches; "" if none does.
 func (t *Table) Unqueueable(d *bucket.Definition) (field string, value any) {
 	switch {
 	case d.Shards > 1:
@@ -28,9 +28,9 @@ func (t *Table) Unqueueable(d *bucket.Definition) (field string, value any) {
 	return "", nil
 }
 
-// QueueMust puts a take into a batch whose refusal is an error with a mark, or with none no error.
-// Once taken is set, done gets the connection and the error of the statement, and returns the error
-// to report.
+// QueueMust puts a take into a batch. Its refusal is an error with the mark; without a mark it is
+// no error. Once taken is set, done gets the connection and the error of the statement, and returns
+// the error to report.
 func (t *Table) QueueMust(batch *pgx.Batch, c *decide.Change, mark string, now *time.Time, taken *Taken, done func(session any, err error) error) {
 	k, take := t.of(&c.Definition), takingOf(c, false)
 	sql, args := k.take.sql, []any(nil)
@@ -49,7 +49,7 @@ func (t *Table) QueueMust(batch *pgx.Batch, c *decide.Change, mark string, now *
 	})
 }
 
-// first is the first row of some.
+// first scans the first row of several.
 type first struct{ pgx.Rows }
 
 func (f first) Scan(into ...any) error {
@@ -64,7 +64,7 @@ func (f first) Scan(into ...any) error {
 	return f.Err()
 }
 
-// Refusal returns the state and the instant of the refusal with a mark, if err is that. The
+// Refusal returns the state and the instant of a refusal, if err is the one with this mark. The
 // instant is zero if the error has no state.
 func Refusal(err error, mark string) (s bucket.State, at time.Time, ok bool) {
 	var failed *pgconn.PgError
@@ -89,7 +89,7 @@ func Refusal(err error, mark string) (s bucket.State, at time.Time, ok bool) {
 	return s, at, true
 }
 
-// sent returns the instant at the beginning of what PostgreSQL sends.
+// sent reads the instant at the beginning of PostgreSQL's binary data.
 func sent(binaries []byte) time.Time {
 	return time.UnixMicro(epoch.UnixMicro() + int64(binary.BigEndian.Uint64(binaries))).UTC()
 }

@@ -13,10 +13,10 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
-// Return gives tokens of a definition back to a row from memory, with the row locked; done is
-// false if another transaction has it locked, and it is to be tried again. With await, and on a
-// distributed table, it waits for the row for [Awaited] first. A missing row is full, and needs
-// nothing back. An error that is [Unsent] is of before anything was changed.
+// Return gives tokens of a definition back to a row from memory, with the row locked. If another
+// transaction has it locked, done is false, and the caller must try again. With await, and on a
+// distributed table, Return first waits for the row for [Awaited] at most. A missing row is full,
+// and gets nothing back. An [Unsent] error came before anything was changed.
 func (t *Table) Return(ctx context.Context, pool *pgxpool.Pool, row decide.Row, d *bucket.Definition, r *bucket.Return, await bool, now *time.Time) (done bool, err error) {
 	pooled, err := acquire(ctx, pool)
 	if err != nil {
@@ -54,7 +54,7 @@ func (t *Table) Return(ctx context.Context, pool *pgxpool.Pool, row decide.Row, 
 	return err == nil, err
 }
 
-// write writes a row that a transaction has locked, and commits it.
+// write writes a row that its transaction has locked, and commits.
 func (t *Table) write(ctx context.Context, pooled *pgxpool.Conn, row decide.Row, s bucket.State, out bucket.Out) error {
 	var ahead []float64
 	if !out.Until.IsZero() {

@@ -11,16 +11,17 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// Rows are rows to read, lock, make or write.
+// Rows holds rows to read, lock, make or write.
 type Rows struct {
 	Rows   []decide.Row
 	States []bucket.State // as read, or to write
-	Found  []bool         // that were read
-	At     time.Time      // of the reading
+	Found  []bool         // which rows were read
+	At     time.Time      // when they were read
 }
 
-// columns returns arrays. Statements have them behind sub-selects, to hide their lengths from the
-// planner: it would do better for a short one, and plan each time, which costs more than it saves.
+// columns returns the rows as arrays. Statements have them behind sub-selects, which hide their
+// lengths from the planner. For a short array it would find a better plan, but plan each time,
+// which costs more.
 func (r *Rows) columns() (names, keys []string, shards []int32) {
 	names, keys, shards = make([]string, len(r.Rows)), make([]string, len(r.Rows)), make([]int32, len(r.Rows))
 	for i, row := range r.Rows {
@@ -80,7 +81,7 @@ func (t *Table) QueueRead(batch *pgx.Batch, r *Rows, now *time.Time) {
 	QueueNow(batch, now, &r.At)
 }
 
-// scanKey returns the function that reads the rows of a key, some of which are asked for.
+// scanKey returns the function that reads the rows of a key, and keeps those from first up to last.
 func (r *Rows) scanKey(first, last int) func(pgx.Rows) error {
 	return func(rows pgx.Rows) error {
 		var (
@@ -100,21 +101,20 @@ func (r *Rows) scanKey(first, last int) func(pgx.Rows) error {
 	}
 }
 
-// QueueAwait puts into a batch the wait for a row that another transaction has locked. At stricter
-// levels than READ COMMITTED it finds nothing, since it would leave a predicate lock.
+// QueueAwait puts into a batch the wait for a row that another transaction has locked. At levels
+// above READ COMMITTED it finds no row, since it would leave a predicate lock.
 func (t *Table) QueueAwait(batch *pgx.Batch, row decide.Row) {
 	batch.Queue(t.common["await"], row.Name, row.Key.Key, int32(row.Shard))
 }
 
-// queueLock puts into a batch the locking and reading of the rows that are there
-// and that no other transaction has locked.
+// queueLock puts into a batch the locking and reading of the rows that exist and that no other
+// transaction has locked.
 func (t *Table) queueLock(batch *pgx.Batch, r *Rows, now *time.Time) {
 	names, keys, shards := r.columns()
 	batch.Queue(t.common["lock"], names, keys, shards).Query(r.scan(now))
 }
 
-// queueFill puts into a batch the making of rows that are not there, with one
-// definition for each.
+// queueFill puts into a batch the making of missing rows, with one definition for each.
 func (t *Table) queueFill(batch *pgx.Batch, rows []decide.Row, definitions []bucket.Definition, now *time.Time) {
 	n, r := len(rows), Rows{Rows: rows}
 	names, keys, shards := r.columns()
@@ -126,7 +126,7 @@ func (t *Table) queueFill(batch *pgx.Batch, rows []decide.Row, definitions []buc
 	batch.Queue(t.common["fill"], names, keys, shards, capacities, ticks, origins, now)
 }
 
-// queueWrite puts into a batch the writing of rows that are locked.
+// queueWrite puts into a batch the writing of locked rows.
 func (t *Table) queueWrite(batch *pgx.Batch, r *Rows) {
 	names, keys, shards := r.columns()
 	values, ts, paused := r.states()

@@ -13,7 +13,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/slots"
 )
 
-// state is a state as it is read, into fields that pgx scans without a copy of each on the heap.
+// state is a state as pgx scans it: its fields need no copies on the heap.
 type state struct {
 	value      pgtype.Float8
 	ts, paused moment
@@ -21,12 +21,12 @@ type state struct {
 	room       [6]any // for the fields
 }
 
-// fields returns where a row is read to.
+// fields returns where to scan a row.
 func (s *state) fields(more ...any) []any {
 	return append(append(s.room[:0], &s.value, &s.ts, &s.paused, &s.slots), more...)
 }
 
-// get returns the state; false when there was no row.
+// get returns the state; false if there was no row.
 func (s *state) get() (bucket.State, bool) {
 	if !s.value.Valid {
 		return bucket.State{}, false
@@ -34,12 +34,12 @@ func (s *state) get() (bucket.State, bool) {
 	read := bucket.State{Value: s.value.Float64, TS: s.ts.Time, Paused: s.paused.Time}
 	if s.slots != nil {
 		read.Slots = slots.Read(s.slots, read.Value)
-		s.slots = nil // of which it has a part
+		s.slots = nil // Slots keeps a part of it
 	}
 	return read, true
 }
 
-// moment is an instant as it is read; the zero time for NULL.
+// moment is an instant as it is scanned; the zero time for NULL.
 type moment struct{ time.Time }
 
 // ScanTimestamptz implements pgtype.TimestamptzScanner.
@@ -59,7 +59,7 @@ func (m *moment) Scan(src any) error {
 	return nil
 }
 
-// numbers is the array of a state's slots, nil without any.
+// numbers returns the array of a state's slots; nil without slots.
 func numbers(s *bucket.State) []float64 {
 	if s.Slots == nil {
 		return nil
@@ -67,7 +67,7 @@ func numbers(s *bucket.State) []float64 {
 	return s.Slots.Numbers(s.Value)
 }
 
-// slotsText is the array of a state's slots as PostgreSQL reads it, nil without any.
+// slotsText returns the array of a state's slots as text for PostgreSQL; nil without slots.
 func slotsText(s *bucket.State) *string {
 	if s.Slots == nil {
 		return nil
@@ -86,11 +86,11 @@ func slotsText(s *bucket.State) *string {
 // epoch is the zero of the seconds in a row's ahead.
 var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// longAgo is before every instant that a limit is asked about. Edges are counted
-// from there, so that nobody divides a negative time.
+// longAgo is before every instant that a limit is asked about. Edges are counted from there, so no
+// division has a negative time.
 var longAgo = time.Date(300, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// readOut returns the tokens out by a row's ahead.
+// readOut returns the tokens that are out, from a row's ahead.
 func readOut(ahead []float64) (out bucket.Out) {
 	if len(ahead) >= 2 {
 		out = bucket.Out{Tokens: ahead[0], Until: epoch.Add(time.Duration(math.Round(ahead[1]*1e6)) * time.Microsecond)}
@@ -103,17 +103,17 @@ func outNumbers(out bucket.Out) []float64 {
 	return []float64{out.Tokens, float64(out.Until.Sub(epoch).Microseconds()) / 1e6}
 }
 
-// orNull is a time as an argument: NULL for the zero time.
+// orNull returns a time as an argument; NULL for the zero time.
 func orNull(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil
 	}
-	instant := t // on the heap if there is one
+	instant := t // allocated only if there is a time
 	return &instant
 }
 
-// instant is the instant that decided: the one that a statement was told, or else the clock that
-// it has read.
+// instant returns the instant that decided: now if it is given, otherwise the clock that the
+// statement read.
 func instant(now *time.Time, read time.Time) time.Time {
 	if now != nil {
 		return *now

@@ -11,12 +11,12 @@ import (
 
 // Each statement on the table is a file, which is sent as it is: only %[1]s stands for the table's
 // name, which a Config may qualify by a schema. Files in the folder plain are for tables of one
-// server, and those in distributed for tables that are distributed. The Go that makes the arguments
-// says what a statement does. Statements without the table are constants there.
+// server, and those in distributed for distributed tables. What a statement does is said at the Go
+// that makes its arguments. Statements without the table are constants there.
 //
-// A statement in_turn waits for its row, where the one without passes over rows that another
-// transaction has locked. (PostgreSQL reads a row again that has changed during the wait.) Its
-// transaction may have waited before it, so it counts from statement_timestamp.
+// A statement with the suffix in_turn waits for its row; without it, it passes over locked rows.
+// (PostgreSQL reads a row again that changed during the wait.) Its transaction may have waited
+// before it, so it counts from statement_timestamp.
 //
 //go:embed sql
 var files embed.FS
@@ -30,10 +30,11 @@ func text(file, table string) string {
 	return fmt.Sprintf(strings.TrimSpace(string(sql)), table)
 }
 
-// texts are the statements of a folder, by the names of their files.
+// texts holds the statements of a folder by the names of their files.
 type texts map[string]string
 
-// textsFor returns the function that reads a folder of statements for the table of such a name.
+// textsFor returns the function that reads the statements of a folder, for the table with this
+// name.
 func textsFor(table string, distributed bool) func(folder string) texts {
 	form := "plain"
 	if distributed {
@@ -51,7 +52,8 @@ func textsFor(table string, distributed bool) func(folder string) texts {
 	}
 }
 
-// statement is a text, and the function that returns its arguments in the order of the text.
+// statement is a statement's text, and the function that returns its arguments in the order of the
+// text.
 type statement[T any] struct {
 	sql  string
 	args func(of T, now *time.Time) []any
@@ -61,16 +63,17 @@ func with[T any](sql string, args func(T, *time.Time) []any) statement[T] {
 	return statement[T]{sql, args}
 }
 
-// kind is the statements that differ by the kind of limit. One that a kind does not have has no text.
+// kind holds the statements that differ by the kind of limit. A statement that a kind lacks has no
+// text.
 type kind struct {
 	must                                statement[must]
-	take, takeBare, takeLean            statement[taking] // bare computes nothing, which a distributed table does several times faster; lean: see bucketLean
+	take, takeBare, takeLean            statement[taking] // takeBare computes nothing besides, which makes it several times faster on a distributed table; takeLean: see bucketLean
 	give                                statement[*Give]
 	grant, grantInTurn                  statement[*Grant]
 	grantMany, prefetch, prefetchInTurn statement[*many]
 }
 
-// kinds returns the kinds by the names that definitions have for them.
+// kinds returns all kinds by their names, which definitions use.
 func kinds(in func(folder string) texts) map[string]*kind {
 	bucket, window, calendar, slots := in("bucket"), in("window"), in("calendar"), in("slots")
 	return map[string]*kind{
@@ -90,7 +93,7 @@ func kinds(in func(folder string) texts) map[string]*kind {
 		},
 		"calendar": {
 			must: with(calendar["take_must"], calendarMust),
-			take: with(calendar["take"], calendarTake), give: with(window["give"], windowGive), // which counts no edges
+			take: with(calendar["take"], calendarTake), give: with(window["give"], windowGive), // a give counts no edges
 			grant: with(calendar["grant"], calendarGrant), grantInTurn: with(calendar["grant_in_turn"], calendarGrant),
 			prefetch: with(calendar["prefetch_many"], calendarPrefetch), prefetchInTurn: with(calendar["prefetch_many_in_turn"], calendarPrefetch),
 		},

@@ -1,11 +1,11 @@
-// Package table is the statements on the table that holds the limits, each
-// beside its arguments and the reading of its answer. It knows no Store: the
-// instant that decides, nil for the database's clock, is an argument.
+// Package table has the statements on the table that holds the limits. Each stands beside its
+// arguments and the reading of its answer. The package knows no Store: the instant that decides is
+// an argument, nil for the database's clock.
 //
-// The statements are for PostgreSQL 14 and later. Every parameter is cast, so that they run in
-// all of pgx's query exec modes and through PgBouncer. Those for callers' transactions also run
-// where PostgreSQL is distributed by key (Citus): one row, the clock in VALUES only, nothing
-// volatile or stable and no sub-select in SET and in the conflict's WHERE.
+// The statements are for PostgreSQL 14 and later. Every parameter is cast, so that they run in all
+// of pgx's query exec modes and through PgBouncer. Those for callers' transactions also run where
+// PostgreSQL is distributed by key (Citus): they concern one row, read the clock in VALUES only,
+// and have nothing volatile or stable and no sub-select in SET and in the conflict's WHERE.
 package table
 
 import (
@@ -28,22 +28,22 @@ type Querier interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }
 
-// Table is the statements for one table.
+// Table holds the statements for one table.
 type Table struct {
 	common, maintenance texts
 	inflight            texts // of limits of how many at once
 	kinds               map[string]*kind
-	schema              string // of the table; none is the search_path's
+	schema              string // of the table; "" for the search_path's
 	distributed         bool
 	silence             time.Duration
 	noTurns             atomic.Bool          // the role may not use advisory locks
-	missed              Lately               // the rows in whose lines a turn has not come in time
-	early               atomic.Pointer[bool] // a transaction can free its row before it is on disk; nil if that is not known
+	missed              Lately               // the rows where a turn came too late
+	early               atomic.Pointer[bool] // whether a transaction can free its row before it is on disk; nil if unknown
 	kept                keeper
 }
 
-// New reads the statements for the table in a schema, "" for the search_path's. The server
-// releases the locks of a transaction after hearing nothing of the client for silence.
+// New reads the statements for the table in a schema, "" for the search_path's. The server releases
+// a transaction's locks after it has heard nothing from the client for silence.
 func New(schema string, distributed bool, silence time.Duration) *Table {
 	name := pgx.Identifier{conn.Table}
 	if schema != "" {
@@ -56,8 +56,8 @@ func New(schema string, distributed bool, silence time.Duration) *Table {
 	}
 }
 
-// Close gives back the connection that the table keeps, and has it keep none any more.
+// Close gives the kept connection back. From then on the table keeps none.
 func (t *Table) Close() { t.kept.close() }
 
-// of returns the statements for limits of such a kind.
+// of returns the statements for limits of d's kind.
 func (t *Table) of(d *bucket.Definition) *kind { return t.kinds[d.Statements()] }

@@ -10,8 +10,8 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// Take makes a change, if its row has enough tokens and, unless reserve, is not paused. The row
-// stays locked when it has not, too. A sliding window's reservations do not use it.
+// Take makes a change if its row has enough tokens and, unless reserve, is not paused. Even if not,
+// the row stays locked. A sliding window's reservations do not use it.
 func (t *Table) Take(ctx context.Context, q Querier, reserve bool, c *decide.Change, now *time.Time) (taken Taken, err error) {
 	k := t.of(&c.Definition)
 	s, read := k.taking(reserve, c)
@@ -30,8 +30,8 @@ func (t *Table) QueueTake(batch *pgx.Batch, reserve bool, c *decide.Change, now 
 	})
 }
 
-// taking returns the statement for a take, and what it returns: the lean one, unless that has
-// turned the change away before.
+// taking returns the statement for a take, and the columns that it returns. It is the lean one,
+// unless that has turned the change away before.
 func (k *kind) taking(reserve bool, c *decide.Change) (*statement[taking], columns) {
 	if reserve || k.takeLean.sql == "" || !c.Past.IsZero() {
 		return &k.take, all
@@ -39,8 +39,8 @@ func (k *kind) taking(reserve bool, c *decide.Change) (*statement[taking], colum
 	return &k.takeLean, lean
 }
 
-// QueueTouch puts into a batch the locking of a change's row, which is returned as it is. One
-// that is missing is made, full. It leaves no predicate lock under SERIALIZABLE.
+// QueueTouch puts into a batch the locking of a change's row, which it returns unchanged. It makes
+// a missing row, full. It leaves no predicate lock under SERIALIZABLE.
 func (t *Table) QueueTouch(batch *pgx.Batch, c *decide.Change, now *time.Time, taken *Taken) {
 	d := &c.Definition
 	fresh := d.Fresh(c.Key.Key, longAgo)
@@ -48,10 +48,10 @@ func (t *Table) QueueTouch(batch *pgx.Batch, c *decide.Change, now *time.Time, t
 	batch.Queue(t.common["touch"], args...).QueryRow(func(row pgx.Row) error { return taken.scanGive(row, now) })
 }
 
-// Give gives tokens to rows, after the statements that are in batch already, and reports spent
-// ones. It locks each row. A missing row is Made, full. To give nothing, or to a row with slots,
-// only locks and reads it. It leaves no predicate lock under SERIALIZABLE. A distributed table
-// does not tell which rows a statement has made, so those are looked for before.
+// Give gives tokens to rows and reports spent ones, after the statements in batch. It locks each
+// row. A missing row is Made, full. A give of nothing, or to a row with slots, only locks and reads
+// it. It leaves no predicate lock under SERIALIZABLE. On a distributed table statements do not
+// return which rows they made, so Give reads the rows first.
 func (t *Table) Give(ctx context.Context, q Querier, batch *pgx.Batch, gives []Give, now *time.Time) (at time.Time, err error) {
 	var rows Rows
 	if t.distributed {
@@ -69,7 +69,7 @@ func (t *Table) Give(ctx context.Context, q Querier, batch *pgx.Batch, gives []G
 	}
 	QueueNow(batch, now, &at)
 	err = q.SendBatch(ctx, batch).Close()
-	for i := range rows.Rows { // one that was not found may have been made since, by another definition
+	for i := range rows.Rows { // another definition may have made a row after the read
 		g := &gives[i]
 		g.Taken.Made = !rows.Found[i] && g.Definition.Plain(g.Taken.After, at) && g.Definition.Missing(g.Taken.After) == 0
 	}
@@ -86,7 +86,7 @@ func (t *Table) queueGive(batch *pgx.Batch, g *Give, now *time.Time) {
 	batch.Queue(s.sql, s.args(g, now)...).QueryRow(func(row pgx.Row) error { return g.Taken.scanGive(row, now) })
 }
 
-// QueueRemove puts into a batch the deletion of a row, which then is full.
+// QueueRemove puts into a batch the deletion of a row, so it counts as full.
 func (t *Table) QueueRemove(batch *pgx.Batch, row decide.Row) {
 	batch.Queue(t.common["remove"], row.Name, row.Key.Key, int32(row.Shard))
 }
@@ -96,10 +96,11 @@ func (t *Table) QueuePut(batch *pgx.Batch, row decide.Row, s bucket.State) {
 	batch.Queue(t.common["put"], row.Name, row.Key.Key, int32(row.Shard), s.Value, s.TS, orNull(s.Paused), numbers(&s))
 }
 
-// QueueRenew puts into a batch the writing of a sliding window's row as its definition writes it,
-// unless it has changed since it was seen. It means the same afterwards. The value does not tell
-// whether a slot that is ahead has been given more, but the newest total does. A connection may
-// write numbers as text with 15 digits; no count that can be taken is as small as that.
+// QueueRenew puts into a batch the rewriting of a sliding window's row as its definition writes it,
+// unless it has changed since it was seen. Its meaning stays the same. The value alone does not
+// show whether a slot ahead was given more, but the newest total does. Both are compared with a
+// tolerance, since a connection may write numbers as text with 15 digits; no count that can be
+// taken is smaller than that.
 func (t *Table) QueueRenew(batch *pgx.Batch, row decide.Row, seen, as bucket.State) {
 	var newest *float64
 	if seen.Slots != nil {
@@ -108,8 +109,8 @@ func (t *Table) QueueRenew(batch *pgx.Batch, row decide.Row, seen, as bucket.Sta
 	batch.Queue(t.common["renew"], row.Name, row.Key.Key, int32(row.Shard), as.Value, as.TS, numbers(&as), seen.TS, seen.Value, newest)
 }
 
-// Reset deletes the rows of a key, which then is full, but for those from which somebody may
-// have prefetched, if long ago. Their shards are left; they are locked, and as they were.
+// Reset deletes the rows of a key, so it is full, except rows from which tokens were ever
+// prefetched. It returns the shards of these rows, which are locked and unchanged.
 func (t *Table) Reset(ctx context.Context, q Querier, key decide.Key) (left []int32, err error) {
 	var batch pgx.Batch
 	batch.Queue(t.common["reset"], key.Name, key.Key)

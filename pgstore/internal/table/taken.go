@@ -11,18 +11,18 @@ import (
 
 // Taken is the outcome of a take.
 type Taken struct {
-	OK    bool // false when there was too little, and nothing was taken
+	OK    bool // false if the row had too little, so nothing was taken
 	After bucket.State
 	At    time.Time
-	Xid   string // of the transaction or savepoint that took, if it was asked for
-	Made  bool   // there was no row, which a give has made; on a distributed table it is not told
+	Xid   string // of the transaction or savepoint that took, if the statement returns it
+	Made  bool   // a give made the row; on a distributed table only Table.Give sets it
 
-	Out bucket.Out // of the row, told by gives; zero if nobody has ever prefetched from it
+	Out bucket.Out // of the row, set by gives; zero if nothing was ever prefetched from it
 
 	prefetched float64
 }
 
-// columns is what a take returns.
+// columns says what a take returns.
 type columns uint8
 
 const (
@@ -31,7 +31,7 @@ const (
 	lean                // value, ts and the transaction's ID
 )
 
-// scan reads a row of such a definition that a take returned, if it did.
+// scan reads the row that a take returned, if there is one.
 func (t *Taken) scan(row pgx.Row, d *bucket.Definition, has columns, now *time.Time) error {
 	var read struct {
 		state
@@ -49,12 +49,12 @@ func (t *Taken) scan(row pgx.Row, d *bucket.Definition, has columns, now *time.T
 		fields = append(fields[:2], &read.xid)
 	}
 	err := t.scanned(row.Scan(fields...), &read.state)
-	if !t.After.TS.After(longAgo) { // the row was made by edges that do not reach now: see calendarTake
+	if !t.After.TS.After(longAgo) { // a row made by edges that do not reach now: see calendarTake
 		t.After, t.OK = bucket.State{}, false
 	}
 	if t.At, t.Xid = read.at.Time, read.xid; has == all {
 		t.charge(d, now)
-	} else { // of a bucket, whose ts is the instant that decided, but after the clock went back
+	} else { // of a bucket: its ts is the instant that decided, unless the clock went back
 		t.At = instant(now, t.After.TS)
 	}
 	return err
@@ -71,9 +71,8 @@ func (t *Taken) scanned(err error, s *state) error {
 	return err
 }
 
-// charge corrects the At of a take, which is the clock as read after the decision. The clock
-// that decided was read before the row was waited for, and ts bounds it: it is at the latest
-// the end of its tick.
+// charge corrects the At of a take, which is the clock after the decision. The clock that decided
+// was read before the wait for the row, and is no later than the end of the row's tick.
 func (t *Taken) charge(d *bucket.Definition, now *time.Time) {
 	last := d.Next(t.After.TS).Add(-time.Microsecond)
 	if t.At = instant(now, t.At); t.At.After(last) {

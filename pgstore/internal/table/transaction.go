@@ -11,17 +11,17 @@ import (
 
 const beginSQL = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
-// OutlastTime is how long the answer of a statement that prefetches, or returns, is awaited after its
-// time is over. The server completes it anyway, so the tokens that it takes have to be returned, and
-// those that it may have returned are lost.
+// OutlastTime is how long the answer of a statement that prefetches or returns is awaited after its
+// context has ended. The server completes the statement anyway. So tokens that it takes must be
+// returned, and tokens that it may have returned are lost.
 const OutlastTime = 5 * time.Second
 
-// outlast returns a context for such a statement.
+// outlast returns a context for a statement that prefetches or returns.
 func outlast(ctx context.Context) (context.Context, context.CancelFunc) {
 	return Outlast(ctx, OutlastTime)
 }
 
-// Outlast returns a context that ends a time after ctx has ended, and has no other deadline.
+// Outlast returns a context that ends by after ctx has ended, and has no other deadline.
 func Outlast(ctx context.Context, by time.Duration) (context.Context, context.CancelFunc) {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
@@ -31,10 +31,10 @@ func Outlast(ctx context.Context, by time.Duration) (context.Context, context.Ca
 	return longer, func() { stop(); cancel() }
 }
 
-// Savepoint is the name of the savepoint of what may be undone in a caller's transaction.
+// Savepoint is the name of the savepoint before what may be undone in a caller's transaction.
 const Savepoint = "ratelimit_take"
 
-// ToSavepoint begins a batch that undoes all that is behind the savepoint.
+// ToSavepoint begins a batch that undoes everything since the savepoint.
 func ToSavepoint() *pgx.Batch {
 	var batch pgx.Batch
 	batch.Queue("ROLLBACK TO SAVEPOINT " + Savepoint)
@@ -51,9 +51,9 @@ WHERE current_setting('citus.propagate_set_commands', true) IS NOT NULL`
 // lockTimeoutSQL reads what queueLockTimeout sets.
 const lockTimeoutSQL = `SELECT current_setting('lock_timeout'), coalesce(current_setting('citus.propagate_set_commands', true), '')`
 
-// QueueBounds puts into a batch, after the BEGIN of a transaction, the longest that
-// it waits for a lock, 0 for any time; and that the server keeps its own for no longer than
-// the Table's silence while it hears nothing of the client.
+// QueueBounds puts two bounds into a batch, after the BEGIN of a transaction. It waits for a lock
+// no longer than wait, 0 for no bound. The server keeps its locks no longer than the Table's
+// silence after it last heard from the client.
 func (t *Table) QueueBounds(batch *pgx.Batch, wait time.Duration) {
 	if wait > 0 {
 		t.queueLockTimeout(batch, milliseconds(wait), "local")
@@ -80,8 +80,8 @@ func quoted(text string) string { return "'" + strings.ReplaceAll(text, "'", "''
 // milliseconds returns the value of a setting.
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
-// begin begins a batch with a transaction that waits for a lock no longer than wait, 0 for any
-// time.
+// begin begins a batch with a transaction that waits for a lock no longer than wait, 0 for no
+// bound.
 func (t *Table) begin(wait time.Duration) *pgx.Batch {
 	var batch pgx.Batch
 	batch.Queue(beginSQL)

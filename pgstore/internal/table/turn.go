@@ -10,9 +10,9 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
-// inTurn runs a transaction that waits for its turn; without one if the role may not use
-// advisory locks, which is tried once, or if the turn does not come in time, or before all callers
-// have given up.
+// inTurn runs a transaction that waits for its turn. It runs it again without a turn if the role
+// may not use advisory locks, which it tries once, or if the turn came too late. If all callers
+// gave up while the turn was waited for, it notes that the turn came too late.
 func (t *Table) inTurn(ctx context.Context, g *Grant, run func() error) error {
 	begun := time.Now()
 	err := run()
@@ -30,7 +30,7 @@ func (t *Table) inTurn(ctx context.Context, g *Grant, run func() error) error {
 	return run()
 }
 
-// grantInTurn waits for the row of a grant, in one line with other processes.
+// grantInTurn waits for the row of a grant, and takes turns with other processes.
 func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, now *time.Time) error {
 	if g.turn = true; g.never() {
 		return nil
@@ -47,7 +47,7 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 		defer stop()
 	}
 	wait := conn.Awaited
-	if g.Pipelined && !g.TakesExtra() { // who gives up goes to the end of the line
+	if g.Pipelined && !g.TakesExtra() { // a transaction that gives up loses its place in the line
 		wait = longestTurn
 	}
 	var (
@@ -64,7 +64,7 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 	}
 	t.queueGrant(batch, g, now)
 	if !g.Pipelined {
-		// Without the COMMIT: the server would go on to it when nobody waits any more.
+		// Without the COMMIT: the server would commit even after all callers have given up.
 		if err := pooled.SendBatch(ctx, batch).Close(); err != nil {
 			return err
 		}
@@ -74,7 +74,7 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 	return t.fault(last, pooled, &end, pooled.SendBatch(last, batch).Close())
 }
 
-// acquireFor returns a connection for a grant, and the end of its use.
+// acquireFor returns a connection for a grant, and the function that releases it.
 func (t *Table) acquireFor(ctx context.Context, pool *pgxpool.Pool, g *Grant) (pooled *pgxpool.Conn, release func(), err error) {
 	if !g.TakesExtra() {
 		pooled, err = acquire(ctx, pool)
@@ -84,10 +84,10 @@ func (t *Table) acquireFor(ctx context.Context, pool *pgxpool.Pool, g *Grant) (p
 	return s.Conn, func() { t.kept.release(ctx, s) }, err
 }
 
-// turnSQL is boundsSQL, and then waits for an advisory lock, which is the transaction's until it ends. It
-// returns for how long it waited, in nanoseconds. From then on another bound holds. The statements of
-// the transaction find one row by its key, for which a plan for any values is as good: a session
-// would make five for theirs before it made that one.
+// turnSQL sets the bounds of boundsSQL, and then waits for an advisory lock, which the transaction
+// has until it ends. It returns how long it waited, in nanoseconds, and sets another bound for the
+// locks after it. The transaction's statements find one row by its key, so a generic plan is as
+// good as any: otherwise each session would make five plans before that one.
 const turnSQL = `SELECT set_config('lock_timeout', $1::text, true), set_config('idle_in_transaction_session_timeout', $2::text, true),
 	set_config('plan_cache_mode', 'force_generic_plan', true),
 	set_config('synchronous_commit', CASE WHEN $3::bool THEN 'off' ELSE current_setting('synchronous_commit') END, true),
@@ -95,9 +95,9 @@ const turnSQL = `SELECT set_config('lock_timeout', $1::text, true), set_config('
 	set_config('lock_timeout', $5::text, true)`
 
 // beginTurn begins a batch with a transaction that waits for its turn at the row of a grant, before
-// it waits for the row itself: PostgreSQL wakes all waiters for a row each time that it is free, and
-// all but one find it locked again. Correctness does not depend on it. The grant is told how long it
-// waited. With early, the transaction's COMMIT does not wait for the disk.
+// it waits for the row itself. PostgreSQL wakes all waiters for a row each time that it is free,
+// and all but one find it locked again. Correctness does not depend on the turn. It sets g.Waited.
+// With early, the transaction's COMMIT does not wait for the disk.
 func (t *Table) beginTurn(g *Grant, turn, wait time.Duration, early bool) *pgx.Batch {
 	var batch pgx.Batch
 	g.turn = false

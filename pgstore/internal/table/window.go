@@ -7,8 +7,8 @@ import "time"
 
 // windowTake returns the arguments of a bucket's take. In the conflict's clauses excluded.ts is the
 // edge before now, counted from origin. A row may have other edges, if it was paused or had another
-// Start. excluded.ts says nothing about such a row, so it is turned away: the caller reads it, and
-// sends its ts as origin. A pause that has ended since the edge must be known to be over.
+// Start. For such a row excluded.ts is no edge, so it is turned away: the caller reads it, and
+// sends its ts as origin. If a pause has ended since the edge, the caller must say that it is over.
 func windowTake(c taking, now *time.Time) []any {
 	d := &c.Definition
 	return []any{
@@ -17,16 +17,15 @@ func windowTake(c taking, now *time.Time) []any {
 	}
 }
 
-// windowMust returns the arguments of a window's take, with the mark.
+// windowMust returns the arguments of a window's take, with the mark in the last place.
 func windowMust(m must, now *time.Time) []any {
 	args := windowTake(m.taking, now)
 	args[len(args)-1] = m.mark
 	return args
 }
 
-// windowGive returns the arguments of a bucket's give. Tokens that are out end with their window, and
-// until then nothing comes in. The instant in the proposed ahead is now, since the proposed ts is
-// an edge.
+// windowGive returns the arguments of a bucket's give. Tokens that are out end with their window,
+// and until then nothing comes in. The proposed ts is an edge, so the proposed ahead carries now.
 func windowGive(g *Give, now *time.Time) []any {
 	d := &g.Definition
 	return []any{

@@ -20,21 +20,21 @@ type attempt struct {
 	taker      *Taker
 	contention *table.Lately
 	call       *decide.Call
-	shards     []int         // the shard of each limit that is this transaction's alone
+	shards     []int         // the shard of each limit that is reserved for this transaction
 	claim      *memory.Claim // the tokens that are not taken from rows
-	held       bool          // all of them: it takes from no row
+	held       bool          // the claim covers all tokens, so no row is taken from
 	do         Func
 	queued     *Queued // the takes that travel with COMMIT; nil for an attempt that takes before the function
 	level      pgx.TxIsoLevel
 
 	conn        *pgxpool.Conn
-	incarnation string // of the server, as far as it could be read
-	lockAll     bool   // it is decided on all rows of its limits, locked
+	incarnation string // of the server; "" if it could not be read
+	lockAll     bool   // decide on all rows of the limits, locked
 	turn        turn
 	work        *work // of an attempt whose takes travel with COMMIT
 	result      ratelimit.Result
 	taken       try
-	met         bool // it met others at its rows
+	met         bool // other transactions were at its rows
 	failed      bool // the function returned an error
 	ended       bool // the function has ended the transaction itself
 }
@@ -50,8 +50,8 @@ func (a *attempt) outcome(err error) ratelimit.Outcome {
 	return ""
 }
 
-// run takes, runs the function, and commits. It tells no error if and only if the
-// function did not, and the server has said that the transaction is committed.
+// run takes, runs the function, and commits. It returns nil if and only if the function returned
+// nil and the server has reported the commit.
 func (a *attempt) run(ctx context.Context) error {
 	lost, err := a.transact(ctx)
 	if !lost {
@@ -72,9 +72,9 @@ func (a *attempt) run(ctx context.Context) error {
 	return nil
 }
 
-// transact runs the transaction on a connection of its own, which it has given back then, or a
-// pool of one would have no other to ask on. A transaction is lost if its outcome is unknown,
-// since its connection is closed.
+// transact runs the transaction on a connection, and gives the connection back before it returns:
+// to ask for the outcome, a pool of one needs it. lost reports that the connection was closed with
+// the outcome unknown.
 func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	pooled, err := a.taker.Pool.Acquire(ctx)
 	if err != nil {
@@ -82,7 +82,7 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	}
 	defer pooled.Release() // also when the function panics or ends its goroutine
 	a.conn = pooled
-	if !a.held { // whose outcome cannot be read
+	if !a.held { // the outcome of a held attempt cannot be read anyway
 		if a.incarnation, err = incarnation(ctx, pooled); err != nil && pooled.Conn().IsClosed() {
 			return false, a.notBegun(ctx, a.taker.Fault("ask the server", err))
 		}
@@ -98,7 +98,7 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 		if doing { // it panicked, or ended its goroutine
 			a.ended = a.over() || a.lost() != nil
 		}
-		if tx != nil && !closed { // also one that a statement has ended: the function may have kept it
+		if tx != nil && !closed { // also if a statement has ended it: the function may have kept it
 			conn.End(ctx, tx)
 		}
 		a.turn.leave(ctx)
@@ -122,7 +122,7 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	case a.ended:
 		return false, a.became(ctx)
 	}
-	if err := ctx.Err(); err != nil { // pgx would close the connection, which looks as if COMMIT was lost
+	if err := ctx.Err(); err != nil { // pgx would close the connection, which looks like a lost COMMIT
 		return false, a.taker.Fault("commit", err)
 	}
 	if err = tx.Commit(ctx); err == nil || errors.Is(err, ratelimit.ErrRefused) {
@@ -135,18 +135,19 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	return a.again(ctx, tx, err)
 }
 
-// notBegun returns the error of a BEGIN, with the context's if that closed the connection.
+// notBegun returns the error of a BEGIN. If the end of the context closed the connection, the error
+// includes the context's.
 func (a *attempt) notBegun(ctx context.Context, err error) error {
 	if conn.Retriable(err) {
 		a.meet()
 	}
 	if over := ctx.Err(); over != nil && a.conn.Conn().IsClosed() && !errors.Is(err, over) {
-		return fmt.Errorf("%w: %w", err, over) // of a statement before, for which the connection was closed
+		return fmt.Errorf("%w: %w", err, over) // the context ended during an earlier statement, which closed the connection
 	}
 	return err
 }
 
-// over reports whether there is no transaction any more on the attempt's connection.
+// over reports whether the attempt's connection is in no transaction any more.
 func (a *attempt) over() bool {
 	if a.work != nil {
 		return a.work.over()
@@ -154,7 +155,7 @@ func (a *attempt) over() bool {
 	return a.conn.Conn().PgConn().TxStatus() == 'I'
 }
 
-// lost returns the error of a COMMIT by the function's Commit that has no answer.
+// lost returns the error of a COMMIT without an answer that the function sent by Commit.
 func (a *attempt) lost() error {
 	if a.work == nil {
 		return nil
@@ -165,12 +166,12 @@ func (a *attempt) lost() error {
 // unbegun reports whether the function has sent nothing that began its transaction.
 func (a *attempt) unbegun() bool { return a.work != nil && !a.work.begun }
 
-// untaken reports whether a transaction that ended has ended without its takes.
+// untaken reports whether a transaction ended without its takes.
 func (a *attempt) untaken() bool { return a.work != nil && !a.work.took && len(a.call.Demands) > 0 }
 
-// again returns the results of transact for an error of the function or of COMMIT. An error
-// that asks for another attempt does so in vain if the function has committed the take itself,
-// even if it has begun another since: then its work would be done twice.
+// again returns the results of transact for an error of the function or of COMMIT. If the function
+// has committed the take itself, no error may lead to another attempt, even if the function has
+// begun another transaction since: its work would be done twice.
 func (a *attempt) again(ctx context.Context, tx pgx.Tx, err error) (lost bool, _ error) {
 	switch {
 	case conn.CommittedInPart(err) && a.over():
@@ -179,7 +180,7 @@ func (a *attempt) again(ctx context.Context, tx pgx.Tx, err error) (lost bool, _
 		return false, err
 	case a.held && a.ended:
 		return false, fmt.Errorf("%w: the function ended the transaction itself: %w", conn.ErrOutcomeUnknown, err)
-	case a.held: // nobody can ask, and a function that has begun another is not found out
+	case a.held: // nothing tells the outcome, nor whether the function has begun another transaction
 		return false, err
 	case a.unbegun():
 		return false, err
@@ -199,8 +200,8 @@ func (a *attempt) again(ctx context.Context, tx pgx.Tx, err error) (lost bool, _
 	return false, err
 }
 
-// became is the error of a function that has ended the transaction itself: none if
-// that was committed.
+// became returns the error of a function that has ended the transaction itself: nil if it committed
+// with its takes.
 func (a *attempt) became(ctx context.Context) error {
 	if a.held {
 		return fmt.Errorf("%w: the function ended the transaction itself: %w", conn.ErrOutcomeUnknown, pgx.ErrTxClosed)
@@ -217,8 +218,8 @@ func (a *attempt) became(ctx context.Context) error {
 	return nil
 }
 
-// committed reports, on the connection of a transaction that is over, whether it was
-// committed, also when ctx is over.
+// committed reports whether a transaction was committed. It asks on the transaction's connection,
+// even after ctx has ended.
 func (a *attempt) committed(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conn.RollbackTime)
 	defer cancel()

@@ -10,10 +10,10 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// begin begins a transaction that has made the call's takes, in one round trip if the rows that
-// most likely have enough do. When one does not, all shards are looked at, outside of any
-// transaction, so that reading them disturbs no other; and then a new one tries the shards that
-// had enough. The transaction may be there with an error, too, and is for the caller to end.
+// begin begins a transaction and makes the call's takes. That is one round trip if the rows that
+// most likely have enough do. If one does not, begin reads all shards outside of any transaction,
+// where reading disturbs no other. Then it begins a new transaction, which takes from the shards
+// that had enough. The caller must end the transaction, which may be there even with an error.
 func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 	b := a.taker
 	if a.queued != nil {
@@ -54,9 +54,9 @@ func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 	}
 }
 
-// try begins a transaction that has made changes, if it could; that it tells.
+// try begins a transaction that tries changes. Afterwards a.result tells whether they were granted.
 func (a *attempt) try(ctx context.Context, changes []decide.Change) (pgx.Tx, error) {
-	if a.call.Divides(changes) { // which is decided as in Taker.takeSeveral
+	if a.call.Divides(changes) { // as in Taker.takeSeveral
 		a.lockAll = true
 		a.turn = a.turnOf(ctx)
 		return a.beginLocked(ctx)
@@ -71,7 +71,7 @@ func (a *attempt) try(ctx context.Context, changes []decide.Change) (pgx.Tx, err
 	return tx, nil
 }
 
-// answer keeps the result of the call, made from that of its rows.
+// answer keeps the result of the call; result is that of its rows.
 func (a *attempt) answer(result ratelimit.Result) {
 	if a.claim != nil {
 		result = a.claim.Result(result)
@@ -90,7 +90,7 @@ func (a *attempt) beginHeld(ctx context.Context) (pgx.Tx, error) {
 	return tx, nil
 }
 
-// beginNoTake begins a transaction that takes nothing, whose ID is asked for.
+// beginNoTake begins a transaction that takes nothing, and asks for its ID.
 func (a *attempt) beginNoTake(ctx context.Context) (pgx.Tx, error) {
 	a.taken = try{taker: a.taker, call: a.call, taken: make([]table.Taken, 1)}
 	batch := a.turn.begin(ctx)
@@ -131,8 +131,8 @@ func (a *attempt) take(ctx context.Context, changes []decide.Change) (pgx.Tx, er
 	return results.Tx(), err
 }
 
-// turnOf returns the turn of an attempt at its rows. After a turn that has not come in time it stands
-// in no line.
+// turnOf returns the turn of an attempt at its rows. After a turn that came too late, the attempt
+// waits for none.
 func (a *attempt) turnOf(ctx context.Context) turn {
 	l := turn{table: a.taker.table, conn: a.conn, contention: a.contention, owed: a.turn.owed, left: a.turn.left}
 	if a.held || l.left || a.queued != nil {
@@ -146,8 +146,8 @@ func (a *attempt) turnOf(ctx context.Context) turn {
 	return l
 }
 
-// locks returns the locks of the rows that an attempt asks first: one of each limit, or if
-// they are decided on when they are locked, all.
+// locks returns the locks of the rows that an attempt asks first: one row of each limit, or all
+// rows if it locks them all.
 func (a *attempt) locks() (locks []int64) {
 	for i := range a.call.Demands {
 		rows := []decide.Row{{Key: a.call.Demands[i].KeyOf(), Shard: a.shards[i]}}
@@ -161,10 +161,10 @@ func (a *attempt) locks() (locks []int64) {
 	return locks
 }
 
-// meet notes that an attempt met others at its rows.
+// meet notes that other transactions were at the rows of an attempt.
 func (a *attempt) meet() {
 	a.met = true
-	if !a.taker.table.PassesOver() { // which has no lines
+	if !a.taker.table.PassesOver() { // a distributed table has no turns
 		return
 	}
 	for _, lock := range a.locks() {

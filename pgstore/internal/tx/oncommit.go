@@ -48,20 +48,19 @@ func (a *attempt) beginOnCommit(ctx context.Context) pgx.Tx {
 	return a.work
 }
 
-// work is the transaction of a function that runs before the takes. BEGIN, and the question for the
-// transaction's ID, travel with the function's first statement, and the takes with COMMIT. A
-// transaction that could not begin does not begin with a later statement: the function may have
-// passed over the error.
+// work is the transaction of a function that runs before the takes. BEGIN and the question for the
+// transaction's ID travel with the function's first statement, and the takes travel with COMMIT. If
+// BEGIN failed, no later statement begins the transaction: the function may have ignored the error.
 type work struct {
 	attempt *attempt
 	ctx     context.Context // of the attempt, for methods that have none
 	conn    *pgx.Conn
 	tx      pgx.Tx // nil before the first statement
-	begun   bool   // its ID is known
-	reading bool   // the results of the first statement are not closed
+	begun   bool   // the transaction's ID is known
+	reading bool   // the results of the first statement are open
 	ended   bool   // by Commit or Rollback
 	took    bool   // the takes are committed
-	lost    error  // of a COMMIT that has no answer
+	lost    error  // of a COMMIT without an answer
 }
 
 // over reports whether the transaction has begun and ended.
@@ -84,8 +83,9 @@ func (w *work) send(ctx context.Context, statements ...*pgx.QueuedQuery) pgx.Bat
 	return &firstResults{results, w}
 }
 
-// begin begins the transaction in a round trip of its own, if no statement has begun it. After a
-// statement that has ended it, such as ROLLBACK, another would be done without a limit: none is.
+// begin begins the transaction in a round trip of its own, if no statement has begun it. If a
+// statement such as ROLLBACK has ended it, begin fails, since later statements would run without a
+// limit.
 func (w *work) begin(ctx context.Context) error {
 	switch {
 	case w.tx == nil:
@@ -97,11 +97,11 @@ func (w *work) begin(ctx context.Context) error {
 	return nil
 }
 
-// beginNow is begin for methods that cannot return an error. Without a transaction they get a
-// closed connection.
+// beginNow begins the transaction for methods that cannot return an error. If that fails it closes
+// the connection.
 func (w *work) beginNow() {
 	err := w.begin(w.ctx)
-	if w.ended { // and the connection may be another's
+	if w.ended { // the connection may belong to another caller by now
 		return
 	}
 	if err != nil || !w.begun {
@@ -111,8 +111,8 @@ func (w *work) beginNow() {
 	}
 }
 
-// first begins the transaction if no statement has. It returns the results of this statement if that
-// is the first, or of the failure to begin; otherwise nil.
+// first begins the transaction if no statement has. It returns the results of this statement if it
+// was the first, or those of a failed BEGIN; otherwise nil.
 func (w *work) first(ctx context.Context, sql string, args []any) pgx.BatchResults {
 	if w.tx == nil && travels(sql, args) {
 		return w.send(ctx, &pgx.QueuedQuery{SQL: sql, Arguments: args})
@@ -123,8 +123,7 @@ func (w *work) first(ctx context.Context, sql string, args []any) pgx.BatchResul
 	return nil
 }
 
-// travels reports whether pgx can send a statement in a batch: one without options, that is neither
-// empty nor several.
+// travels reports whether pgx can send a statement in a batch: a single one, without options.
 func travels(sql string, args []any) bool {
 	sql = strings.TrimRight(sql, "; \t\r\n")
 	return sql != "" && !strings.Contains(sql, ";") && !slices.ContainsFunc(args, func(arg any) bool {
@@ -167,7 +166,7 @@ func (w *work) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 
 // SendBatch implements pgx.Tx.
 func (w *work) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	begins := pgx.FailedBatchResults(b, pgx.ErrTxClosed).Tx() != nil // by itself, which is an error in a transaction
+	begins := pgx.FailedBatchResults(b, pgx.ErrTxClosed).Tx() != nil // the batch begins a transaction itself, which is an error in a transaction
 	if w.tx == nil && b.Len() > 0 && !begins {
 		return w.send(ctx, b.QueuedQueries...)
 	}
@@ -223,7 +222,7 @@ func (w *work) Rollback(ctx context.Context) error {
 	return tx.Rollback(ctx)
 }
 
-// end has all later statements fail.
+// end makes all later statements fail.
 func (w *work) end() {
 	w.ended = true
 	var batch pgx.Batch
@@ -231,7 +230,7 @@ func (w *work) end() {
 	w.tx = pgx.FailedBatchResults(&batch, pgx.ErrTxClosed).Tx()
 }
 
-// Commit implements pgx.Tx. It takes, and commits if all was granted.
+// Commit implements pgx.Tx. It takes, and commits if everything was granted.
 func (w *work) Commit(ctx context.Context) error {
 	if err := w.begin(ctx); err != nil {
 		return err
@@ -270,13 +269,14 @@ func (w *work) Commit(ctx context.Context) error {
 	return err
 }
 
-// firstResults is the results of the first statements, without those of the statements before them.
+// firstResults holds the results of the function's first statements, without those of BEGIN and the
+// ID.
 type firstResults struct {
 	pgx.BatchResults
 	work *work
 }
 
-// Tx returns nil, since the transaction is not one that the caller's batch began.
+// Tx returns nil, since the function's batch began no transaction.
 func (r *firstResults) Tx() pgx.Tx { return nil }
 
 // Close closes the results, so that the connection can be used again.
@@ -286,7 +286,7 @@ func (r *firstResults) Close() error {
 	return err
 }
 
-// firstRows is the rows of the first statement. The results are closed with them.
+// firstRows holds the rows of the first statement. Closing them closes the results.
 type firstRows struct {
 	pgx.Rows
 	results pgx.BatchResults
@@ -328,7 +328,7 @@ func (r *firstRows) Close() {
 // Err implements pgx.Rows.
 func (r *firstRows) Err() error { return cmp.Or(r.Rows.Err(), r.err) }
 
-// firstRow is the row of the first statement.
+// firstRow holds the row of the first statement.
 type firstRow struct {
 	row     pgx.Row
 	results pgx.BatchResults

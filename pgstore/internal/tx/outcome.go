@@ -10,11 +10,11 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// incarnationKey is where a connection keeps the incarnation of the server that it is to.
+// incarnationKey is the key under which a connection keeps its server's incarnation.
 const incarnationKey = "ratelimit.incarnation"
 
-// incarnation returns that, which is read once for each connection. After an error it is "", by which
-// nothing is taken for committed.
+// incarnation returns the incarnation of a connection's server. It reads it once for each
+// connection. After an error it returns "", with which no transaction counts as committed.
 func incarnation(ctx context.Context, conn *pgxpool.Conn) (known string, err error) {
 	data := conn.Conn().PgConn().CustomData()
 	known, ok := data[incarnationKey].(string)
@@ -27,13 +27,13 @@ func incarnation(ctx context.Context, conn *pgxpool.Conn) (known string, err err
 }
 
 const (
-	askPause = 5 * time.Millisecond // before the server is asked again, at first
-	askSlow  = time.Second          // and later
-	askLong  = time.Second          // for how long, after the deadline too
+	askPause = 5 * time.Millisecond // the first pause before the server is asked again
+	askSlow  = time.Second          // the longest such pause
+	askLong  = time.Second          // how long to ask, even after the deadline
 )
 
-// resolve reads the outcome of a transaction with a lost COMMIT: no error if it was committed
-// all the same.
+// resolve reads the outcome of a transaction with a lost COMMIT. It returns nil if the transaction
+// was committed.
 func (a *attempt) resolve(ctx context.Context, lost error) error {
 	left := askLong
 	if deadline, ok := ctx.Deadline(); ok {
@@ -52,18 +52,18 @@ func (a *attempt) resolve(ctx context.Context, lost error) error {
 		case err == nil && became == table.Forgotten:
 			return unknown
 		}
-		if conn.Sleep(ctx, pause) != nil { // it is in progress still, or there is no server yet
+		if conn.Sleep(ctx, pause) != nil { // it is still in progress, or there is no server yet
 			return unknown
 		}
 	}
 }
 
-// readOutcome reads, on a new connection, the outcome of the transaction.
+// readOutcome reads the outcome of the transaction on a new connection.
 //
-// A commit is believed only in the same incarnation of the same server. A transaction that was
-// open when the server crashed may have left nothing in the log, and then its ID is given out
-// again, to another that may commit. In another incarnation the row itself is read, which
-// proves the commit if no transaction has written it since.
+// A commit is believed only in the same incarnation of the same server. If the server crashed, an
+// open transaction may have left nothing in the log. Then its ID is given to another transaction,
+// which may commit. In another incarnation the row itself is read. It proves the commit if no
+// transaction has written it since.
 func (a *attempt) readOutcome(ctx context.Context) (became string, err error) {
 	xid := a.taken.taken[0].Xid
 	err = a.taker.Pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {

@@ -7,8 +7,8 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// Contend has transactions take turns at rows for an hour, as if other processes had been met there,
-// and returns the locks: for tests.
+// Contend makes transactions take turns at rows for an hour, as if other processes were there, and
+// returns the locks. It is for tests.
 func (r *Runner) Contend(rows ...decide.Row) (locks []int64) {
 	for _, row := range rows {
 		lock := table.Lock(r.Schema, row)
@@ -18,5 +18,5 @@ func (r *Runner) Contend(rows ...decide.Row) (locks []int64) {
 	return locks
 }
 
-// Contended returns at how many rows other processes were met lately: for tests.
+// Contended returns at how many rows other processes were met lately. It is for tests.
 func (r *Runner) Contended() (n int) { return r.contention.Len() }

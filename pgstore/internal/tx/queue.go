@@ -16,20 +16,20 @@ import (
 
 // Queued is a take in a caller's batch: a statement for each limit, in the one order of locks.
 type Queued struct {
-	Result ratelimit.Result // once all statements have taken
+	Result ratelimit.Result // set when all statements have taken
 
 	taker   *Taker
-	modes   *decide.Modes // nil if no limit is in one
+	modes   *decide.Modes // nil if no limit has a mode
 	call    decide.Call
 	changes []decide.Change
 	taken   []table.Taken
-	marks   []string // in the errors of refusals, by the statements
-	read    int      // statements that have taken or, in ModeShadow, refused
-	told    bool     // the end was reported
+	marks   []string // of each statement, for the error of its refusal
+	read    int      // statements that have taken, or refused in ModeShadow
+	told    bool     // the end has been reported
 	report  func(*ratelimit.Result, error)
 }
 
-// Queue puts a take for requests into a batch, and has its end reported once.
+// Queue puts a take for requests into a batch. report is called once, at its end.
 func (b *Taker) Queue(batch *pgx.Batch, requests []ratelimit.Request, report func(*ratelimit.Result, error)) (*Queued, error) {
 	q := &Queued{taker: b, report: report}
 	if err := q.of(requests); err != nil {
@@ -39,7 +39,8 @@ func (b *Taker) Queue(batch *pgx.Batch, requests []ratelimit.Request, report fun
 	return q, nil
 }
 
-// of makes q the take for requests, and checks all that can be checked before it is queued.
+// of sets q to the take for requests, and checks everything that can be checked before it is
+// queued.
 func (q *Queued) of(requests []ratelimit.Request) error {
 	if !decide.Moded(requests) {
 		return q.ofEnforced(requests)
@@ -50,7 +51,7 @@ func (q *Queued) of(requests []ratelimit.Request) error {
 	}
 	q.modes = m
 	result, err := m.Decide(func(left []ratelimit.Request) (result ratelimit.Result, err error) {
-		result.OK = true // which the batch decides
+		result.OK = true // the batch decides
 		if len(left) > 0 {
 			err = q.ofEnforced(left)
 		}
@@ -63,7 +64,7 @@ func (q *Queued) of(requests []ratelimit.Request) error {
 	return err
 }
 
-// ofEnforced is of for requests without modes.
+// ofEnforced sets q to the take for requests without modes.
 func (q *Queued) ofEnforced(requests []ratelimit.Request) (err error) {
 	if q.call, err = q.taker.known.Call(decide.All, false, requests); err != nil {
 		return err
@@ -77,7 +78,7 @@ func (q *Queued) ofEnforced(requests []ratelimit.Request) (err error) {
 	return nil
 }
 
-// put puts the statements of the take into a batch. Those of an earlier batch count no more.
+// put puts the statements of the take into a batch. It forgets an earlier batch.
 func (q *Queued) put(batch *pgx.Batch) {
 	q.begin()
 	q.changes, q.marks = nil, nil
@@ -86,7 +87,7 @@ func (q *Queued) put(batch *pgx.Batch) {
 		q.tell(&q.Result, nil)
 		return
 	}
-	own := rand.Uint64() // so that no text in an error of the caller's can be taken for a refusal
+	own := rand.Uint64() // makes marks that no other error's text contains
 	for i := range q.call.Demands {
 		a := &q.call.Demands[i]
 		q.changes = append(q.changes, a.Change(i, 0, a.Count))
@@ -103,7 +104,7 @@ func (q *Queued) put(batch *pgx.Batch) {
 	}
 }
 
-// assumed returns a granted result without what only the answers to its statements tell.
+// assumed returns a granted result, as far as it is known before the answers of the statements.
 func (q *Queued) assumed() (result ratelimit.Result) {
 	if result.OK = true; len(q.call.Demands) > 0 {
 		result.Request, result.Capacity = q.call.Demands[0].Request, q.call.Demands[0].Definition.Capacity
@@ -114,7 +115,8 @@ func (q *Queued) assumed() (result ratelimit.Result) {
 	return result
 }
 
-// done notes the end of a statement on a connection, and of the last one the result.
+// done notes the end of a statement; session is its connection. With the last statement it sets the
+// result.
 func (q *Queued) done(i int, session any, err error) error {
 	if i == 0 {
 		q.begin()
@@ -153,10 +155,10 @@ func (q *Queued) done(i int, session any, err error) error {
 	return nil
 }
 
-// begin forgets an earlier sending of the batch.
+// begin forgets an earlier run of the batch.
 func (q *Queued) begin() { q.Result, q.read, q.told = ratelimit.Result{}, 0, false }
 
-// tell has the end reported, once.
+// tell reports the end, once.
 func (q *Queued) tell(result *ratelimit.Result, err error) {
 	if !q.told {
 		q.report(result, err)
@@ -164,7 +166,7 @@ func (q *Queued) tell(result *ratelimit.Result, err error) {
 	q.told = true
 }
 
-// Err returns the refusal if err is one of q, and otherwise err.
+// Err returns the refusal if err is a refusal by q, otherwise err.
 func (q *Queued) Err(err error) error {
 	refusal := q.refusal(err)
 	if refusal != err {

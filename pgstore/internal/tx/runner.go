@@ -19,15 +19,15 @@ import (
 
 // Runner runs callers' functions in transactions. It is safe for concurrent use.
 //
-// Transactions of one process that take from one row queue before they begin, and before they hold
-// a connection. They would queue for the row in any case, since it stays locked until COMMIT; but in
-// PostgreSQL a transaction that waited has lost, since under SERIALIZABLE the row has changed since
-// its snapshot (40001), and while it waits it keeps a connection from others. A limit with several
-// shards has a place for each, so that every transaction has a shard of its own.
+// Transactions of one process that take from the same row queue before they have a connection and
+// begin. Otherwise they would queue for the row in PostgreSQL, which stays locked until COMMIT.
+// Each would keep a connection from others meanwhile, and then fail: under SERIALIZABLE the row has
+// changed since its snapshot (40001). For a limit with several shards, as many transactions run at
+// a time as there are shards, each on its own shard.
 type Runner struct {
 	*Taker
 	memory     *memory.Memory             // nil without Config.Escrow
-	queues     keyqueue.Queue[decide.Row] // with the number of shards, which differs while a new definition is rolled out
+	queues     keyqueue.Queue[decide.Row] // by rows, with the number of shards in the place of the shard, because it differs while a new definition is rolled out
 	contention table.Lately               // the rows at which this process has met others
 }
 
@@ -49,8 +49,8 @@ func (r *Runner) Run(ctx context.Context, w *watch.Watch, reserve bool, requests
 	return r.runEnforced(ctx, w, reserve, requests, false, do)
 }
 
-// runByMode runs requests in modes. A limit that is in ModeShadow and refuses has been
-// asked in vain before the function runs.
+// runByMode runs requests with modes. A limit in ModeShadow that refuses has refused before the
+// function runs.
 func (r *Runner) runByMode(ctx context.Context, w *watch.Watch, reserve bool, requests []ratelimit.Request, do Func) (ratelimit.Result, error) {
 	m, err := decide.NewModes(decide.All, r.Instant(), requests)
 	if err != nil {
@@ -62,7 +62,7 @@ func (r *Runner) runByMode(ctx context.Context, w *watch.Watch, reserve bool, re
 			told = m.Report(result)
 			return do(tx, told)
 		})
-		if errors.Is(err, ratelimit.ErrRefused) && !result.OK && result.Request.Limit != nil { // and not the function
+		if errors.Is(err, ratelimit.ErrRefused) && !result.OK && result.Request.Limit != nil { // the limits refused, and not the function
 			err = nil
 		}
 		return result, err
@@ -90,7 +90,7 @@ func (r *Runner) runEnforced(ctx context.Context, w *watch.Watch, reserve bool, 
 	return u.run(ctx)
 }
 
-// run is one run of a caller's function, in as many attempts as it takes.
+// run is one run of a caller's function, in one or more attempts.
 type run struct {
 	*Runner
 	watch *watch.Watch
@@ -100,9 +100,9 @@ type run struct {
 	level  pgx.TxIsoLevel
 
 	call   decide.Call
-	rows   *decide.Call  // which the transaction takes
-	claim  *memory.Claim // the tokens that are not taken from rows; nil if there are none
-	spent  bool          // the claimed tokens are
+	rows   *decide.Call  // the part of call that the transaction takes from rows
+	claim  *memory.Claim // the tokens that memory gives; nil if there are none
+	spent  bool          // the claimed tokens are used
 	result ratelimit.Result
 }
 
@@ -127,7 +127,7 @@ func (u *run) run(ctx context.Context) (ratelimit.Result, error) {
 	err := u.RetryCounted(ctx, func() { u.watch.Retries++ }, func() error { return u.attempt(ctx) })
 	if err == nil && u.result.OK {
 		receipt.Committed(u.result.Receipt)
-		for i := range u.rows.Demands { // again, now that others see it
+		for i := range u.rows.Demands { // again, now that other transactions see it
 			u.known.Changed(u.rows.Demands[i].KeyOf())
 		}
 	}
@@ -149,7 +149,7 @@ func (u *run) attempt(ctx context.Context) (err error) {
 			receipt.RolledBack(a.result.Receipt)
 		}
 		u.spent = u.spent || done
-		if a.ended && w.Outcome == ratelimit.OutcomeRolledBack { // by the function, perhaps by COMMIT
+		if a.ended && w.Outcome == ratelimit.OutcomeRolledBack { // the function ended the transaction, perhaps by COMMIT
 			w.Outcome = ratelimit.OutcomeUnknown
 		}
 	}()
@@ -163,10 +163,10 @@ func (u *run) attempt(ctx context.Context) (err error) {
 	return err
 }
 
-// enter waits for the transaction's turn at its rows. With a memory it claims before what that has
-// of the call by now. If it had to wait, and prefetching is worth it by then, it claims once more.
+// enter waits for the transaction's turn at its rows. With a memory it first claims the tokens that
+// memory holds. If it had to wait, and prefetching pays by then, it claims once more.
 func (u *run) enter(ctx context.Context) (shards []int, leave func(), err error) {
-	if u.queued != nil { // it has the row for a round trip, so it waits in PostgreSQL
+	if u.queued != nil { // it has the row for one round trip only, so it waits in PostgreSQL
 		return nil, func() {}, u.claimHeld(ctx)
 	}
 	if u.memory == nil {
@@ -185,7 +185,8 @@ func (u *run) enter(ctx context.Context) (shards []int, leave func(), err error)
 	}
 }
 
-// claimHeld claims what memory has of the call, if it has not yet. A take in modes is left to the rows.
+// claimHeld claims the tokens that memory holds for the call, once. A take with modes is left to
+// the rows.
 func (u *run) claimHeld(ctx context.Context) (err error) {
 	if u.memory == nil || u.queued != nil && u.queued.modes != nil {
 		return nil
@@ -202,7 +203,7 @@ func (u *run) claimHeld(ctx context.Context) (err error) {
 	return nil
 }
 
-// wait waits until it is the transaction's turn at its rows, and reports whether it had to.
+// wait waits for the transaction's turn at its rows, and reports whether it had to wait.
 func (u *run) wait(ctx context.Context) (shards []int, leave func(), waited bool, err error) {
 	begun := time.Now()
 	shards, leave, waited, err = u.queue(ctx, u.rows)
@@ -215,8 +216,7 @@ func (u *run) wait(ctx context.Context) (shards []int, leave func(), waited bool
 	return shards, leave, waited, nil
 }
 
-// noteContention has memory know that others were met lately at the rows of the call, before it
-// meets them again.
+// noteContention tells memory that other transactions were lately at the rows of the call.
 func (u *run) noteContention() {
 	for i := range u.call.Demands {
 		a := &u.call.Demands[i]
@@ -227,8 +227,8 @@ func (u *run) noteContention() {
 	}
 }
 
-// queue waits until each of the call's limits has a place for it, and reports whether it had to.
-// All calls wait in one order, so none waits for one that waits for it.
+// queue waits until each of the call's limits has a place for the call. It reports whether it had
+// to wait. All calls take places in one order, so no two wait for each other.
 func (r *Runner) queue(ctx context.Context, call *decide.Call) (shards []int, leave func(), waited bool, err error) {
 	keyOf := func(i int) decide.Row {
 		return decide.Row{Key: call.Demands[i].KeyOf(), Shard: call.Demands[i].Definition.Shards}

@@ -9,8 +9,8 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
-// heldShard is the shard from which a transaction took last. Its connection keeps it,
-// and nothing else does: a connection that is closed must not stay in memory.
+// heldShard is the shard from which a transaction took last. Only its connection keeps it, because
+// a closed connection must not stay in memory.
 type heldShard struct {
 	by    *Taker
 	tx    pgx.Tx
@@ -18,13 +18,13 @@ type heldShard struct {
 	shard int
 }
 
-// heldKey is where a connection keeps it.
+// heldKey is the key under which a connection keeps its heldShard.
 const heldKey = "ratelimit.shard"
 
-// hold notes that a transaction has a shard locked. A second step of it on the same
-// limit keeps to that: two transactions that each want another's shard deadlock.
+// hold notes that a transaction has locked a shard. A later step of the transaction takes from the
+// same shard, because two transactions that each want the other's shard deadlock.
 func (b *Taker) hold(tx pgx.Tx, row decide.Row) {
-	if reflect.TypeOf(tx).Kind() != reflect.Pointer { // a caller's own type, which may not be comparable
+	if reflect.TypeOf(tx).Kind() != reflect.Pointer { // the caller's own type may not be comparable
 		return
 	}
 	if _, data := conn.Session(tx); data != nil {
@@ -32,8 +32,7 @@ func (b *Taker) hold(tx pgx.Tx, row decide.Row) {
 	}
 }
 
-// HeldBy returns the shard of a limit that a transaction has locked; false if none is
-// known.
+// HeldBy returns the shard of a limit that a transaction has locked; false if it knows none.
 func (b *Taker) HeldBy(tx pgx.Tx, a *decide.Demand) (shard int, ok bool) {
 	_, data := conn.Session(tx)
 	held, ok := data[heldKey].(heldShard)

@@ -11,11 +11,11 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// slow is how long a take lasts, while others are under way here, after which the next ones of its
-// row wait for it first.
+// slow is a duration of a take while others are under way. After a take that long, later takes of
+// its row wait for the row first.
 const slow = 20 * time.Millisecond
 
-// take takes from one row, for which it waits first if a take was slow lately.
+// take takes from one row. If a take of the row was slow lately, it waits for the row first.
 func (b *Taker) take(ctx context.Context, tx pgx.Tx, reserve bool, c *decide.Change) (taken table.Taken, err error) {
 	begun := b.takeBegins()
 	defer b.takeEnds(begun, c.Row)
@@ -34,16 +34,17 @@ func (b *Taker) takeBehind(ctx context.Context, tx pgx.Tx, reserve bool, c *deci
 	return taken, err
 }
 
-// waits reports whether takes of a row wait for it first, since one was slow lately. An upsert that
-// waits looks the row up anew each time that a transaction before it has ended, among all versions
-// that a snapshot keeps. A statement that locks the row goes on from the version that it waited for.
-// After five minutes of a snapshot 200 transactions a second made 46 without it, and 140 to 170 with
-// it (docs/scaling.md). Where nothing is kept, it makes no difference.
+// waits reports whether takes of a row wait for it first, because one was slow lately. A waiting
+// upsert looks the row up again at each end of a transaction before it, among all versions that a
+// snapshot keeps. A statement that locks the row goes on from the version that it waited for. After
+// five minutes of a snapshot, 200 transactions a second made 46 without it, and 140 to 170 with it.
+// If no snapshot keeps versions, it makes no difference.
 func (b *Taker) waits(row decide.Row) bool {
 	return len(b.slow.Among(func() []int64 { return []int64{table.Lock(b.Schema, row)} })) > 0
 }
 
-// takeBegins begins a take, and returns when it did; the zero time if it is beside no other.
+// takeBegins begins a take, and returns the time. It returns the zero time if no other take is
+// under way.
 func (b *Taker) takeBegins() (begun time.Time) {
 	if b.takes.Add(1) > 1 {
 		begun = time.Now()
@@ -51,7 +52,7 @@ func (b *Taker) takeBegins() (begun time.Time) {
 	return begun
 }
 
-// takeEnds ends a take, and remembers its rows if it was slow.
+// takeEnds ends a take, and remembers its rows if the take was slow.
 func (b *Taker) takeEnds(begun time.Time, rows ...decide.Row) {
 	if b.takes.Add(-1) == 0 || begun.IsZero() || !b.table.PassesOver() || time.Since(begun) < slow {
 		return

@@ -12,23 +12,24 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// try is the taking of changes, one row each, in one round trip.
+// try takes changes of one row each, in one round trip.
 //
-// It puts no savepoint around the rows of limits without shards: the newest minor versions of
-// PostgreSQL keep a predicate lock on each row that is written behind one under SERIALIZABLE,
-// and more than two of those on a page abort strangers. Tokens taken in vain are put back
-// instead, for which each row is read as it is locked, by giving it 0 tokens; the tokens taken,
-// added to those left, would be another number, and at another time. The rows that were asked
-// stay locked, as one that is asked alone does. A shard that was asked in vain must not: two
-// transactions that go on to each other's would deadlock. So shards are behind a savepoint,
-// after all else; and a row that has to be written anew is so when it is its turn. In the
-// portable form all rows are: that does not tell which rows a take made.
+// Rows of limits without shards are not behind a savepoint. Under SERIALIZABLE the newest minor
+// versions of PostgreSQL keep a predicate lock on each row written behind one, and more than two of
+// those on a page abort strangers. Instead, tokens taken in vain are put back. For that, each row
+// is read as it is locked, by giving it 0 tokens: adding the taken tokens to those left would make
+// another number, at another time. Rows that refused stay locked, as a single one does.
+//
+// A shard that refused must not stay locked: two transactions that go on to each other's shards
+// would deadlock. So shards come last, behind a savepoint. A row to be written anew is written when
+// it is its turn. On a distributed table all rows are behind the savepoint, because it does not
+// report which rows a take made.
 type try struct {
 	taker   *Taker
 	call    *decide.Call
 	changes []decide.Change
-	behind  bool          // the savepoint, with or without shards
-	before  []table.Taken // the states of the rows without shards
+	behind  bool          // all changes are behind the savepoint, also of limits without shards
+	before  []table.Taken // the rows without shards as they were
 	taken   []table.Taken
 }
 
@@ -58,7 +59,7 @@ func (t *try) send(ctx context.Context, q table.Querier) error {
 
 func (t *try) sharded(i int) bool { return t.call.Demands[t.changes[i].Demand].Sharded() }
 
-// saved reports whether a change is made behind the savepoint.
+// saved reports whether a change stands behind the savepoint.
 func (t *try) saved(i int) bool { return t.behind || !t.taker.table.ReportsMade() || t.sharded(i) }
 
 // granted reports whether all was taken.
@@ -66,7 +67,7 @@ func (t *try) granted() bool {
 	return !slices.ContainsFunc(t.taken, func(taken table.Taken) bool { return !taken.OK })
 }
 
-// at is the instant by which all was decided.
+// at returns the instant by which everything was decided.
 func (t *try) at() (at time.Time) {
 	for i := range t.taken {
 		t.changes[i].After = t.taken[i].After
@@ -77,7 +78,7 @@ func (t *try) at() (at time.Time) {
 	return at
 }
 
-// result is that of the call, which was granted in tx.
+// result returns the result of the call, which was granted in tx.
 func (t *try) result(tx pgx.Tx) ratelimit.Result {
 	for i := range t.changes {
 		if t.sharded(i) {
@@ -87,8 +88,8 @@ func (t *try) result(tx pgx.Tx) ratelimit.Result {
 	return t.taker.granted(t.call, t.changes, t.at(), t.taken[0].Xid, tx)
 }
 
-// undo begins a batch that puts the taken tokens back, and returns which limits to read behind
-// it. If a limit without shards has refused, the states of the others are not needed.
+// undo begins a batch that puts the taken tokens back. It returns which limits to read after it. If
+// a limit without shards has refused, sharded limits need not be read.
 func (t *try) undo() (look func(*decide.Demand) bool, batch *pgx.Batch) {
 	look, batch = All, &pgx.Batch{}
 	if t.saved(len(t.changes) - 1) {

@@ -10,38 +10,39 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// Processes that meet on a row stand in one line for it, as the transactions of one process do
-// (Runner.queue). The line is an advisory lock of the session, since a transaction must have
-// its turn before it begins: one that waits for the row itself has a snapshot that is out of
-// date by the time it has it, and is run again (40001). PostgreSQL serves the line first come,
-// first served. It is taken in the round trip of BEGIN, and COMMIT gives it back, so that the
-// next transaction begins on the server as soon as the one before has committed.
+// Processes that meet at a row take turns at it, like the transactions of one process in
+// Runner.queue. A turn is an advisory lock of the session, since a transaction must have its turn
+// before it begins. A transaction that waits for the row itself has an outdated snapshot by the
+// time it gets the row, and runs again (40001). PostgreSQL serves the lock first come, first
+// served. The lock is taken in the round trip of BEGIN, and COMMIT releases it. So the next
+// transaction begins on the server as soon as the one before has committed.
 //
-// A line is taken for rows on which the process has met others lately, and only on a connection
-// to a session of its own. Correctness does not depend on it: a transaction that does not stand
-// in line is run again.
+// Turns are taken only at rows where the process has met others lately, and only on a connection
+// with a session of its own. Correctness does not depend on them: a transaction without a turn is
+// run again.
 
-// turn is a connection's place in the lines of some rows. The session has the locks before the
-// transaction begins, which then takes them over: its end gives them back, however it ends.
+// turn holds a connection's locks for its turn at some rows. The session gets the locks before the
+// transaction begins. Then the transaction takes them over, so its end releases them, however it
+// ends.
 type turn struct {
 	table      *table.Table
 	conn       *pgxpool.Conn
-	contention *table.Lately // the rows at which others were met
-	locks      []int64       // ascending; none for a transaction that stands in no line
-	had        int           // of them, those that the session has had
-	owed       int           // how many the session may have, and the transaction has not
-	left       bool          // a turn has not come in time
+	contention *table.Lately // the rows where others were met
+	locks      []int64       // ascending; empty for a transaction without turns
+	had        int           // how many of locks the session has got
+	owed       int           // how many locks the session may have that the transaction has not taken over
+	left       bool          // a turn came too late
 }
 
-// begin returns a batch that begins a transaction, after it has had its turn in all lines.
+// begin returns a batch that begins a transaction after its turn at all rows.
 func (l *turn) begin(ctx context.Context) *pgx.Batch {
 	var batch pgx.Batch
 	if len(l.locks) == 0 {
 		batch.BeginTx(pgx.TxOptions{IsoLevel: l.table.Level()})
 		return &batch
 	}
-	// A statement outside of a transaction would become part of the one that is begun behind
-	// it in the same round trip, and the lock is to be had before the snapshot.
+	// Outside of a transaction, the statement that locks would become part of the transaction that
+	// begins behind it in the same round trip. The lock must come before the snapshot.
 	batch.BeginTx(pgx.TxOptions{})
 	l.had = 0
 	for _, lock := range l.locks {
@@ -60,8 +61,8 @@ func (l *turn) begin(ctx context.Context) *pgx.Batch {
 	return &batch
 }
 
-// missed reports whether a transaction did not begin since its turn has not come in time. Then it
-// stands in no line any more, and neither do later ones in the one that it waited in.
+// missed reports whether a transaction did not begin because its turn came too late. Then the next
+// attempt takes no turns, and for a while no transaction takes turns at that row.
 func (l *turn) missed(err error) bool {
 	if l.had == len(l.locks) || !conn.TimedOut(err) {
 		return false
@@ -71,7 +72,7 @@ func (l *turn) missed(err error) bool {
 	return true
 }
 
-// leave closes a connection whose session may have kept a lock, which the server then gives back.
+// leave closes a connection whose session may have kept a lock. The server then releases the lock.
 func (l *turn) leave(ctx context.Context) {
 	if l.owed > 0 && !l.conn.Conn().IsClosed() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conn.RollbackTime)
@@ -80,10 +81,11 @@ func (l *turn) leave(ctx context.Context) {
 	}
 }
 
-// sessionKey is where a connection keeps whether it has a session of its own.
+// sessionKey is the key under which a connection keeps whether it has a session of its own.
 const sessionKey = "ratelimit.session"
 
-// ownSession reports that, which is asked once for each connection.
+// ownSession reports whether a connection has a session of its own. It asks once for each
+// connection.
 func ownSession(ctx context.Context, conn *pgxpool.Conn) bool {
 	data := conn.Conn().PgConn().CustomData()
 	own, known := data[sessionKey].(bool)

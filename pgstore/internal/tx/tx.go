@@ -23,8 +23,8 @@ type Taker struct {
 	*conn.Conn
 	table *table.Table
 	known *known.Known
-	takes atomic.Int32 // that are under way
-	slow  table.Lately // the rows of which one was slow
+	takes atomic.Int32 // takes under way
+	slow  table.Lately // the rows with a slow take lately
 }
 
 // NewTaker returns a Taker.
@@ -32,8 +32,7 @@ func NewTaker(c *conn.Conn, t *table.Table, k *known.Known) *Taker {
 	return &Taker{Conn: c, table: t, known: k}
 }
 
-// rounds bounds how often a call looks again because others changed a row between
-// its looking and its taking.
+// rounds bounds how often a call reads again because others changed a row after it was read.
 const rounds = 8
 
 // Decide decides the requests of a verb in tx.
@@ -71,9 +70,9 @@ func (b *Taker) checkTx(ctx context.Context, tx pgx.Tx, call *decide.Call) (rate
 	return call.Checked(view), nil
 }
 
-// takeOne decides a call for one row. The row itself grants it. When it does not it is read,
-// which gives the refusal or, since it is locked by now, the take to make: its ticks may be its
-// own, or a pause is over.
+// takeOne decides a call for one row by a take. If the take refuses, it reads the row, which is
+// locked by now. The read gives the refusal, or a take that fits the row: its ticks may be its own,
+// or a pause may be over.
 func (b *Taker) takeOne(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
 	changes := []decide.Change{call.Demands[0].Change(0, 0, call.Demands[0].Count)}
 	var view decide.View
@@ -100,9 +99,8 @@ func (b *Taker) takeOne(ctx context.Context, tx pgx.Tx, call *decide.Call) (rate
 	return call.Refused(view), nil
 }
 
-// renew writes the rows of changes anew that no take can add to, since another
-// definition has written them or they have been added to for long. They mean the same
-// afterwards.
+// renew writes rows anew to which no take can add: another definition wrote them, or many takes
+// added to them. Their meaning stays the same.
 func (b *Taker) renew(ctx context.Context, q table.Querier, changes []decide.Change, at time.Time) error {
 	var batch pgx.Batch
 	for i := range changes {
@@ -114,7 +112,7 @@ func (b *Taker) renew(ctx context.Context, q table.Querier, changes []decide.Cha
 	return q.SendBatch(ctx, &batch).Close()
 }
 
-// queueRenew puts into a batch the writing of a change's row anew, if no take can add to it.
+// queueRenew puts the rewriting of a change's row into a batch, if no take can add to the row.
 func (b *Taker) queueRenew(batch *pgx.Batch, c *decide.Change, at time.Time) {
 	if !c.Definition.Plain(c.Before, at) {
 		as := c.Definition.Refill(c.Before, at)
@@ -123,12 +121,12 @@ func (b *Taker) queueRenew(batch *pgx.Batch, c *decide.Change, at time.Time) {
 	}
 }
 
-// All and unsharded choose the limits to look at.
+// All and unsharded choose limits to read.
 func All(*decide.Demand) bool         { return true }
 func unsharded(a *decide.Demand) bool { return !a.Sharded() }
 
-// Look reads the states of those of a call's limits for which at is true, after the statements in
-// batch; for the others it returns the known states.
+// Look reads the states of a call's limits, after the statements in batch. It reads the limits for
+// which at is true, and returns cached states of the others.
 func (b *Taker) Look(ctx context.Context, q table.Querier, batch *pgx.Batch, call *decide.Call, at func(*decide.Demand) bool) (decide.View, error) {
 	var rows table.Rows
 	for i := range call.Demands {
@@ -156,10 +154,10 @@ func (b *Taker) Look(ctx context.Context, q table.Querier, batch *pgx.Batch, cal
 }
 
 // takeSeveral decides a call for several rows. It tries the rows that most likely have enough
-// without looking at them. Only when one refuses, or all shards of a limit have refused lately,
-// does it read them, and refuses by their states or tries again by them. Tokens that several
-// shards of a limit have only together are taken on locked rows, at one instant: the limit must
-// hold by the instant that callers are told.
+// without reading them. It reads them only if one refuses, or if all shards of a limit have refused
+// lately. Then it refuses by their states, or tries again. If only several shards of a limit
+// together have enough, it takes on locked rows, at one instant: the limit must hold by the instant
+// that callers are told.
 func (b *Taker) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
 	if call.First && len(call.Demands) > 1 {
 		return b.takeFirst(ctx, tx, call)
@@ -198,8 +196,7 @@ func (b *Taker) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (
 	}
 }
 
-// takeDivided decides a call on its rows, locked, which a refusal leaves as if they had not been
-// asked.
+// takeDivided decides a call on locked rows. After a refusal they are unlocked again.
 func (b *Taker) takeDivided(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
 	var batch pgx.Batch
 	batch.Queue("SAVEPOINT " + table.Savepoint)
@@ -214,9 +211,9 @@ func (b *Taker) takeDivided(ctx context.Context, tx pgx.Tx, call *decide.Call) (
 	return result, nil
 }
 
-// takeFirst decides a call that takes from the first limit that can grant. Most often the first
-// can, and is asked alone. If it refuses, the rows of all limits are locked, in the one order,
-// and decide. So that the order holds, the first is asked behind a savepoint.
+// takeFirst decides a call that takes from the first limit that can grant. Most often that is the
+// first, which is asked alone, behind a savepoint. If it refuses, the savepoint releases its row,
+// and the rows of all limits are locked in the one order and decide.
 func (b *Taker) takeFirst(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
 	head, undo := call.Head(), &pgx.Batch{}
 	if changes, ok := b.known.Guess(head, func(i int) int { return b.known.Choose(&head.Demands[i]) }); ok {
@@ -233,9 +230,8 @@ func (b *Taker) takeFirst(ctx context.Context, tx pgx.Tx, call *decide.Call) (ra
 	return result, err
 }
 
-// takeLocked decides a call on its rows, all of which it locks and reads in one round trip,
-// after the statements that batch has already; and writes the takes in another. It returns the
-// takes, too.
+// takeLocked decides a call on its rows. It locks and reads them all in one round trip, after the
+// statements in batch, and writes the takes in another. It returns the takes, too.
 func (b *Taker) takeLocked(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *decide.Call) (ratelimit.Result, *try, error) {
 	view, made, err := b.lockAll(ctx, tx, batch, call)
 	if err != nil {
@@ -269,7 +265,7 @@ func (b *Taker) takeLocked(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, cal
 	return t.result(tx), t, nil
 }
 
-// lockAll locks all rows of a call, and reads them; it returns also those that it has made, full.
+// lockAll locks and reads all rows of a call. made has the rows that it created, full.
 func (b *Taker) lockAll(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *decide.Call) (view decide.View, made map[decide.Row]bool, err error) {
 	var changes []decide.Change
 	for _, i := range call.Locking() {
@@ -293,8 +289,8 @@ func (b *Taker) lockAll(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *
 	return view, made, nil
 }
 
-// Touch locks the rows of changes, after the statements in batch, and reads them. It gives them
-// nothing rather than reads them, so it leaves no predicate locks under SERIALIZABLE.
+// Touch locks and reads the rows of changes, after the statements in batch. It does not read them
+// by SELECT but gives them nothing, which leaves no predicate locks under SERIALIZABLE.
 func (b *Taker) Touch(ctx context.Context, q table.Querier, batch *pgx.Batch, changes []decide.Change) ([]table.Give, time.Time, error) {
 	given := make([]table.Give, len(changes))
 	for i := range changes {
@@ -304,15 +300,15 @@ func (b *Taker) Touch(ctx context.Context, q table.Querier, batch *pgx.Batch, ch
 	return given, at, err
 }
 
-// granted returns the result of a call with changes made at an instant in tx. xid is the
+// granted returns the result of a call with changes made at an instant in tx. xid is the ID of the
 // transaction or savepoint that made them.
 func (b *Taker) granted(call *decide.Call, changes []decide.Change, at time.Time, xid string, tx pgx.Tx) ratelimit.Result {
 	session, _ := conn.Session(tx)
 	return b.known.Granted(call, changes, at, xid, session)
 }
 
-// faultOf wraps an error of a call in a caller's transaction. It names the limit, and also the
-// lock that was waited for, as far as the server says so.
+// faultOf wraps an error of a call in a caller's transaction. It names the limit, and the lock if
+// the call waited for one.
 func (b *Taker) faultOf(call *decide.Call, err error) error {
 	key := call.Demands[0].KeyOf()
 	if conn.Code(err) == conn.LockNotAvailable {
