@@ -99,7 +99,8 @@ func (c *Catalog) SetTx(ctx context.Context, tx pgx.Tx, name, key string, o Over
 }
 
 // Unset removes the override of a limit for one key, or for [AllKeys], so that the definition is
-// that of the code again, or of the override for all keys. Edit.Was is nil if there was none.
+// that of the code again, or of the override for all keys. Edit.Was is nil if there was none; that
+// is [ErrUnknown] if no program has published the limit either.
 func (c *Catalog) Unset(ctx context.Context, name, key string) (Edit, error) {
 	return c.editOwn(ctx, name, key, nil, nil)
 }

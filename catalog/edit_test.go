@@ -158,6 +158,9 @@ func TestEditsOfNothing(t *testing.T) {
 				t.Errorf("%+v: got %v", bad.o, err)
 			}
 		}
+		if _, err := c.Unset(ctx, "unknown", "a"); !errors.Is(err, catalog.ErrUnknown) {
+			t.Errorf("unset of a limit that nobody has published: got %v", err)
+		}
 		if err := (ratelimit.Request{Limit: api, Key: catalog.AllKeys, Count: 1}).Validate(); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("AllKeys is a key: %v", err)
 		}

@@ -97,12 +97,12 @@ func (v *view) edited(name, key string, by *Override) (Edit, error) {
 	if was := f.entry(key); was != nil {
 		made.Was = &was.Override
 	}
+	if (by != nil || made.Was == nil) && (f == nil || f.published == nil) {
+		return Edit{}, &UnknownError{Name: name} // but what is left of one can be removed
+	}
 	edition := f.edition()
 	edition.unset(key)
 	if by != nil {
-		if f == nil || f.published == nil {
-			return Edit{}, &UnknownError{Name: name}
-		}
 		var became Override
 		if made.Was != nil {
 			became = *made.Was

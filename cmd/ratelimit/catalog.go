@@ -213,21 +213,21 @@ const mostTries = 20
 
 // make makes an edit, once it is confirmed.
 func (e *editing) make(cmd *cobra.Command, d *inspect.Inspector, name, key string, by *catalog.Override) error {
-	if key != catalog.AllKeys && by != nil {
-		e.note(cmd, d, name, key)
-	}
 	for try := 1; ; try++ {
-		err := e.makeOnce(cmd, d, name, key, by)
+		err := e.makeOnce(cmd, d, name, key, by, try)
 		if !e.yes || try == mostTries || !errors.Is(err, catalog.ErrChanged) {
 			return err
 		}
 	}
 }
 
-func (e *editing) makeOnce(cmd *cobra.Command, d *inspect.Inspector, name, key string, by *catalog.Override) error {
+func (e *editing) makeOnce(cmd *cobra.Command, d *inspect.Inspector, name, key string, by *catalog.Override, try int) error {
 	edit, err := d.Catalog.Preview(cmd.Context(), name, key, by)
 	if err != nil {
 		return err
+	}
+	if key != catalog.AllKeys && by != nil && try == 1 {
+		e.note(cmd, d, name, key)
 	}
 	if edit.AsIs = e.asIs; e.asIs {
 		edit.Left = nil

@@ -195,6 +195,8 @@ func TestCatalogRefuses(t *testing.T) {
 		want string
 	}{
 		{[]string{"set", "unknown", "k", "--rate", "5"}, "no program has published"},
+		{[]string{"unset", "unknown", "k"}, "no program has published"},
+		{[]string{"set", "api", "\xff", "--rate", "5", "--yes"}, "Key of 1 bytes: must be valid UTF-8"},
 		{[]string{"set", "api", "k", "--rate", "-5"}, "Rate -5"},
 		{[]string{"set", "sharded", "k", "--rate", "-5"}, "ratelimit: limit \"sharded\": Rate -5: must not be negative\n"},
 		{[]string{"set", "api", "-", "--rate", "5"}, `the key - is '"-"'`},

@@ -91,6 +91,9 @@ func keyPart(cmd *cobra.Command, argument string) (string, error) {
 
 // key makes the key of parts.
 func (f *keyFlags) key(parts []string) (string, error) {
+	if f.place < -1 {
+		return "", bad("--place %d: must not be negative", f.place)
+	}
 	if f.address {
 		addresses, err := edge.NewAddresses("ratelimit", f.addresses)
 		if err != nil {

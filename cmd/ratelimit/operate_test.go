@@ -529,7 +529,7 @@ func TestKey(t *testing.T) {
 		}
 	}
 	for args, want := range map[string]string{
-		"--address alice": "no part is an address", "--address 192.0.2.1 --ipv4-bits 33": "IPv4Bits 33", "-": "must be one line",
+		"--address alice": "no part is an address", "--address 192.0.2.1 --ipv4-bits 33": "IPv4Bits 33", "--place -2 a": "--place -2: must not be negative", "-": "must be one line",
 		strings.Repeat("k", 2049): "2049 bytes",
 	} {
 		execute(t, "a\nb\n", append([]string{"key"}, strings.Fields(args)...)...).wantStatus(t, exitBad, want)
