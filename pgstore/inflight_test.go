@@ -83,8 +83,8 @@ func takePermit(t *testing.T, store permits, limit ratelimit.InFlight, key strin
 func refusedFor(t *testing.T, store permits, limit ratelimit.InFlight, key string) ratelimit.Permit {
 	t.Helper()
 	permit := acquire(t, store, limit, key)
-	if permit.OK {
-		t.Fatalf("Acquire of %v: got %v, want a refusal", limit, permit)
+	if permit.OK || permit.N != 1 {
+		t.Fatalf("Acquire of %v: got %v, want a refusal of one", limit, permit)
 	}
 	if err := permit.Err(); !errors.Is(err, ratelimit.ErrRefused) || !errors.As(err, new(*ratelimit.FullError)) {
 		t.Fatalf("the refusal's error is %v, want a FullError that is ErrRefused", err)

@@ -1779,8 +1779,10 @@ BEGIN
 		permits.fences[i] := permit.fence;
 	END LOOP;
 	RETURN permits;
-EXCEPTION WHEN SQLSTATE 'RL000' THEN
-	RETURN ROW(false, NULL, NULL, permit.at, NULL, permit.not_before)::@schema@.rate_limit_permits;
+EXCEPTION WHEN SQLSTATE 'RL000' THEN -- what it had taken is free again: when as many leases have ended as are missing
+	RETURN ROW(false, NULL, NULL, permit.at, NULL, coalesce((
+		SELECT (array_agg(l.ts ORDER BY l.ts))[(count(*) + $3 - $4)::int4] FROM @schema@.rate_limits AS l
+		WHERE l.name = $1 AND l.key = $2 AND l.shard < $4 AND l.ts > permit.at), permit.at))::@schema@.rate_limit_permits;
 END
 $body$;
 

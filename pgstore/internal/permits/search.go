@@ -123,7 +123,7 @@ func (s *search) refused(err error) (ratelimit.Permit, error) {
 	if err != nil {
 		return ratelimit.Permit{}, err
 	}
-	permit := ratelimit.Permit{InFlight: s.limit, Key: s.look.Key.Key, At: s.look.At.UTC()}
+	permit := ratelimit.Permit{InFlight: s.limit, Key: s.look.Key.Key, N: 1, At: s.look.At.UTC()}
 	held := 0
 	for _, v := range s.look.Permits {
 		if v.Number < s.limit.Limit && v.Until.After(s.look.At) {
@@ -163,7 +163,7 @@ func (f *Permits) AcquireIn(ctx context.Context, tx pgx.Tx, limit ratelimit.InFl
 		if first {
 			if granted, err := before(); err != nil || !granted {
 				f.local.Lost(key, op.Row.Shard)
-				return ratelimit.Permit{InFlight: limit, Key: key.Key}, err
+				return ratelimit.Permit{InFlight: limit, Key: key.Key, N: 1}, err
 			}
 		}
 		if err := f.table.ChangePermitSetIn(ctx, tx, table.PermitSet{op}, f.Clock()); err != nil {
