@@ -143,8 +143,7 @@ func (s *search) refused(err error) (ratelimit.Permit, error) {
 // another connection, since reading in the transaction would abort others under SERIALIZABLE.
 //
 // Any role may have the locks by which permits are passed over. So when only such permits seem free, a
-// few are tried once more, without the lock and with a lock_timeout. A transaction that takes one so may
-// be waited for by the next one that has the lock.
+// few are tried once more, without the lock.
 func (f *Permits) AcquireIn(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlight, key decide.Key, before func() (granted bool, err error)) (ratelimit.Permit, error) {
 	f.local.Meet(key, limit)
 	s := search{Permits: f, limit: limit, look: table.PermitLook{Key: key}}

@@ -109,33 +109,22 @@ func (t *Table) ChangePermit(ctx context.Context, pool *pgxpool.Pool, op *Permit
 
 // QueuePermit puts into a batch an operation in a caller's transaction, which passes over a permit
 // to take that another one is about to take or to release: the statement tries for the advisory lock,
-// or waits for a row no longer than lock_timeout. The holder of a permit writes it in any case.
+// and waits no longer than a millisecond for a row whose transaction could not have that. It puts the
+// caller's lock_timeout back, or the rollback to the savepoint does. The holder of a permit writes it in
+// any case.
 func (t *Table) QueuePermit(batch *pgx.Batch, op *PermitOp, now *time.Time) {
 	name, args := op.arguments(now)
 	sql, guarded := t.inflight[name+"_tx"]
-	alone := guarded && op.Alone && op.take()
 	switch {
-	case alone:
-		batch.Queue(aloneSQL, op.Lock, milliseconds(conn.PassOver))
+	case !guarded:
 		sql = t.inflight[name]
-	case guarded:
-		args = append(args, op.Lock)
+	case op.take():
+		args = append(args, op.Lock, op.Alone)
 	default:
-		sql = t.inflight[name]
+		args = append(args, op.Lock)
 	}
 	batch.Queue(sql, args...).QueryRow(op.scan)
-	if alone {
-		batch.Queue(notAloneSQL)
-	}
 }
-
-// aloneSQL and notAloneSQL bound the waits for locks, and put back the caller's bound. An error puts it
-// back by the rollback to the savepoint.
-const (
-	aloneSQL = `SELECT pg_try_advisory_xact_lock($1::int8), set_config('ratelimit.lock_timeout', current_setting('lock_timeout'), true),
-	set_config('lock_timeout', $2::text, true)`
-	notAloneSQL = `SELECT set_config('lock_timeout', current_setting('ratelimit.lock_timeout'), true)`
-)
 
 func (op *PermitOp) scan(row pgx.Row) error {
 	var (
