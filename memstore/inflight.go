@@ -292,7 +292,7 @@ func (s scope) acquire(ctx context.Context, request *ratelimit.PermitRequest, ra
 func (s scope) tryAcquire(ctx context.Context, asked []ratelimit.PermitRequest, rates []ratelimit.Request) (ratelimit.Permit, error) {
 	for _, r := range asked {
 		if r.Limit.Mode == ratelimit.ModeRefuse {
-			return decide.PermitRefused(r.Limit, r.Key, s.now()), nil
+			return decide.PermitRefused(&r, s.now()), nil
 		}
 		if err := r.Fits(); err != nil { // with a Limit that is smaller by now
 			return ratelimit.Permit{}, err

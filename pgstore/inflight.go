@@ -47,7 +47,7 @@ func (p Permits) Acquire(ctx context.Context, request ratelimit.PermitRequest, r
 // acquireNow is Acquire of a request that has been looked at.
 func (s *Store) acquireNow(ctx context.Context, request *ratelimit.PermitRequest, of decide.Key, rates []ratelimit.Request) (permit ratelimit.Permit, err error) {
 	if refusing := refuses(request); refusing != nil {
-		return decide.PermitRefused(refusing.Limit, refusing.Key, s.conn.Instant()), nil
+		return decide.PermitRefused(refusing, s.conn.Instant()), nil
 	}
 	if request.N == 1 && len(request.More) == 0 {
 		permit, err = s.permits.Acquire(ctx, request.Limit, of)
@@ -132,7 +132,7 @@ func (p Permits) AcquireTx(ctx context.Context, tx pgx.Tx, request ratelimit.Per
 		return ratelimit.Permit{}, err
 	}
 	if refusing := refuses(&request); refusing != nil {
-		return decide.PermitRefused(refusing.Limit, refusing.Key, s.conn.Instant()), nil
+		return decide.PermitRefused(refusing, s.conn.Instant()), nil
 	}
 	var result ratelimit.Result
 	ask := func() (granted bool, err error) {

@@ -83,8 +83,8 @@ func takePermit(t *testing.T, store permits, limit ratelimit.InFlight, key strin
 func refusedFor(t *testing.T, store permits, limit ratelimit.InFlight, key string) ratelimit.Permit {
 	t.Helper()
 	permit := acquire(t, store, limit, key)
-	if permit.OK {
-		t.Fatalf("Acquire of %v: got %v, want a refusal", limit, permit)
+	if permit.OK || permit.N != 1 {
+		t.Fatalf("Acquire of %v: got %v, want a refusal of one", limit, permit)
 	}
 	if err := permit.Err(); !errors.Is(err, ratelimit.ErrRefused) || !errors.As(err, new(*ratelimit.FullError)) {
 		t.Fatalf("the refusal's error is %v, want a FullError that is ErrRefused", err)
@@ -577,7 +577,7 @@ func TestOpenTransactionsDelayNobody(t *testing.T) {
 
 // Any role may have the locks by which a transaction passes permits over. It takes permits without
 // them, one and several, that are there or not; keeps its own lock_timeout; and waits for no row that
-// another transaction has taken so.
+// another transaction has taken so, also when the stranger is gone.
 func TestPermitsHiddenByAStranger(t *testing.T) {
 	t.Parallel()
 	for _, there := range []bool{true, false} {
@@ -615,6 +615,13 @@ func TestPermitsHiddenByAStranger(t *testing.T) {
 				if err := tx.QueryRow(t.Context(), "SHOW lock_timeout").Scan(&bound); err != nil || bound != "17s" {
 					t.Errorf("%+v: lock_timeout %q, %v, want 17s", in, bound, err)
 				}
+			}
+			if err := stranger.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			again := newStore(t, db).Permits() // which does not know what is free, and guesses
+			if permit, err := again.AcquireTx(within(t, 20*time.Second), begin(t, db, pgx.ReadCommitted), four.For("k")); err != nil || permit.OK {
+				t.Errorf("without the stranger: %v, %v, want a refusal", permit, err)
 			}
 		})
 	}

@@ -54,7 +54,7 @@ func TestPermitsRefusedByMode(t *testing.T) {
 			later.RefusedUntil = clock.now().Add(time.Hour)
 			for want, l := range map[time.Duration]ratelimit.InFlight{ratelimit.RefusedFor: off, time.Hour: later} {
 				permit, err := acquire(l)
-				if err != nil || permit.OK || !permit.NotBefore.Equal(clock.now().Add(want)) {
+				if err != nil || permit.OK || permit.N != 1 || !permit.NotBefore.Equal(clock.now().Add(want)) {
 					t.Errorf("%s: got %v not before %v, %v, want a refusal for %v", verb, permit, permit.NotBefore, err, want)
 				}
 				if err := permit.Err(); !errors.Is(err, ratelimit.ErrRefused) || !errors.As(err, new(*ratelimit.FullError)) || !strings.Contains(err.Error(), "by its mode") {

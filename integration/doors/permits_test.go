@@ -180,6 +180,12 @@ func TestSeveralPermitsByFunctions(t *testing.T) {
 	if take(1) {
 		t.Error("a fourth is given")
 	}
+	var after float64 // of three, two end after two hours: what the call itself took has no end
+	if err := db.Pool.QueryRow(ctx, fmt.Sprintf(`WITH other AS MATERIALIZED (SELECT %[1]s.rate_limit_acquire('seen', 'k', 4, '1 hour')), others AS MATERIALIZED (
+		SELECT %[1]s.rate_limit_acquire('seen', 'k', 4, '2 hours') FROM other WHERE other IS NOT NULL)
+		SELECT extract(epoch FROM r.not_before - r.at) FROM others, %[1]s.rate_limit_acquire_n('seen', 'k', 3 + 0 * length(others::text), 4, '1 s') AS r`, db.Schema)).Scan(&after); err != nil || after < 3500 || after > 3600 {
+		t.Errorf("a refusal's not_before is %v s away, %v, want the first lease's end", after, err)
+	}
 	for call, code := range map[string]string{
 		"rate_limit_acquire_n('l', 'k', 4, 3)": "22003", "rate_limit_acquire_n('l', 'k', 0, 3)": "22023", "rate_limit_acquire_n('l', 'k', 1001, 5000)": "22023",
 		"rate_limit_acquire_n('l', 'k', 1, NULL)": "22023", "rate_limit_renew_n('l', 'k', '{1}', '{}', '1 s')": "22023", "rate_limit_release_n('l', 'k', '{}', '{}')": "22023",

@@ -206,9 +206,9 @@ func refusedUntil(until, at time.Time) time.Time {
 	return at.Add(ratelimit.RefusedFor)
 }
 
-// PermitRefused returns the refusal of a permit by ModeRefuse at an instant.
-func PermitRefused(limit ratelimit.InFlight, key string, at time.Time) ratelimit.Permit {
-	return ratelimit.Permit{InFlight: limit, Key: key, At: at, NotBefore: refusedUntil(limit.RefusedUntil, at)}
+// PermitRefused returns the refusal of permits by ModeRefuse at an instant.
+func PermitRefused(r *ratelimit.PermitRequest, at time.Time) ratelimit.Permit {
+	return ratelimit.Permit{InFlight: r.Limit, Key: r.Key, N: r.N, At: at, NotBefore: refusedUntil(r.Limit.RefusedUntil, at)}
 }
 
 // never returns the status of a limit that can never grant its count.

@@ -24,7 +24,8 @@ func TestRefusedUntil(t *testing.T) {
 			t.Errorf("until %v: got %v, %v, want a refusal for %v", until, result, err, want)
 		}
 		limit := ratelimit.InFlight{Name: "c", Limit: 1, Mode: ratelimit.ModeRefuse, RefusedUntil: until}
-		if permit := decide.PermitRefused(limit, "k", at); permit.OK || !permit.NotBefore.Equal(at.Add(want)) {
+		two := limit.ForN("k", 2)
+		if permit := decide.PermitRefused(&two, at); permit.OK || permit.N != 2 || !permit.NotBefore.Equal(at.Add(want)) {
 			t.Errorf("until %v: got %v, want a refusal for %v", until, permit.NotBefore, want)
 		}
 	}

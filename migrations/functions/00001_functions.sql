@@ -246,18 +246,20 @@ RETURNING value, ts, paused, slots, ahead,
 END
 $body$;
 
-CREATE FUNCTION @schema@.rate_limit_permit_take(text, text, int4, float8, timestamptz, int8)
+CREATE FUNCTION @schema@.rate_limit_permit_take(text, text, int4, float8, timestamptz, int8, boolean)
 RETURNS TABLE (fence int8, until timestamptz, given boolean) LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 BEGIN
 RETURN QUERY INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts)
 SELECT $1::text, $2::text, $3::int4, round(date_part('epoch', coalesce($5::timestamptz, clock_timestamp())) * 1000000),
 	coalesce($5::timestamptz, clock_timestamp()) + $4::float8 * interval '1 microsecond'
-WHERE pg_try_advisory_xact_lock($6::int8)
+WHERE CASE WHEN NOT (pg_try_advisory_xact_lock($6::int8) OR $7::bool) THEN false
+	WHEN set_config('ratelimit.lock_timeout', current_setting('lock_timeout'), true) IS NOT NULL
+	THEN set_config('lock_timeout', '1ms', true) IS NOT NULL END
 ON CONFLICT (name, key, shard) DO UPDATE
 SET value = greatest(r.value + 1, excluded.value), ts = excluded.ts, paused = NULL, ahead = NULL
 WHERE round(tstzrange_subdiff(excluded.ts, r.ts) * 1000000) >= $4::float8
-RETURNING value::int8, ts, false;
+RETURNING value::int8, ts, set_config('lock_timeout', current_setting('ratelimit.lock_timeout'), true) IS NULL;
 END
 $body$;
 
@@ -1694,13 +1696,13 @@ BEGIN
 			BEGIN
 				IF pg_try_advisory_xact_lock(@schema@.rate_limit_lock('', name, key, permit.number)) THEN
 					SELECT true, t.fence, t.until - lease, t.until INTO permit.ok, permit.fence, permit.at, permit.until
-						FROM @schema@.rate_limit_permit_take(name, key, permit.number, micros, NULL, @schema@.rate_limit_lock((parse_ident($schema$@schema@$schema$))[1], name, key, permit.number)) AS t;
+						FROM @schema@.rate_limit_permit_take(name, key, permit.number, micros, NULL, @schema@.rate_limit_lock((parse_ident($schema$@schema@$schema$))[1], name, key, permit.number), false) AS t;
 					IF permit.ok THEN
 						RETURN permit;
 					END IF;
 				END IF;
 				RAISE EXCEPTION USING ERRCODE = 'RL000';
-			EXCEPTION WHEN SQLSTATE 'RL000' THEN
+			EXCEPTION WHEN SQLSTATE 'RL000' OR lock_not_available THEN
 				NULL; -- it is as it was
 			END;
 		END LOOP;
@@ -1779,8 +1781,10 @@ BEGIN
 		permits.fences[i] := permit.fence;
 	END LOOP;
 	RETURN permits;
-EXCEPTION WHEN SQLSTATE 'RL000' THEN
-	RETURN ROW(false, NULL, NULL, permit.at, NULL, permit.not_before)::@schema@.rate_limit_permits;
+EXCEPTION WHEN SQLSTATE 'RL000' THEN -- what it had taken is free again: when as many leases have ended as are missing
+	RETURN ROW(false, NULL, NULL, permit.at, NULL, coalesce((
+		SELECT (array_agg(l.ts ORDER BY l.ts))[(count(*) + $3 - $4)::int4] FROM @schema@.rate_limits AS l
+		WHERE l.name = $1 AND l.key = $2 AND l.shard < $4 AND l.ts > permit.at), permit.at))::@schema@.rate_limit_permits;
 END
 $body$;
 
@@ -1951,7 +1955,7 @@ $functions$, '@schema@', home);
 	@schema@.rate_limit_window_give(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz),
 	@schema@.rate_limit_put(text, text, int4, float8, timestamptz, timestamptz, float8[]),
 	@schema@.rate_limit_touch(text, text, int4, float8, float8, timestamptz, timestamptz, float8[]),
-	@schema@.rate_limit_permit_take(text, text, int4, float8, timestamptz, int8),
+	@schema@.rate_limit_permit_take(text, text, int4, float8, timestamptz, int8, boolean),
 	@schema@.rate_limit_permit_keep(text, text, int4, float8, timestamptz, int8, boolean, int8),
 	@schema@.rate_limit_micros(timestamptz),
 	@schema@.rate_limit_at(float8),
@@ -2073,7 +2077,7 @@ DROP FUNCTION
 	@schema@.rate_limit_window_give(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz),
 	@schema@.rate_limit_put(text, text, int4, float8, timestamptz, timestamptz, float8[]),
 	@schema@.rate_limit_touch(text, text, int4, float8, float8, timestamptz, timestamptz, float8[]),
-	@schema@.rate_limit_permit_take(text, text, int4, float8, timestamptz, int8),
+	@schema@.rate_limit_permit_take(text, text, int4, float8, timestamptz, int8, boolean),
 	@schema@.rate_limit_permit_keep(text, text, int4, float8, timestamptz, int8, boolean, int8),
 	@schema@.rate_limit_micros(timestamptz),
 	@schema@.rate_limit_at(float8),

@@ -124,7 +124,7 @@ func (s *search) refused(err error) (ratelimit.Permit, error) {
 	if err != nil {
 		return ratelimit.Permit{}, err
 	}
-	permit := ratelimit.Permit{InFlight: s.limit, Key: s.look.Key.Key, At: s.look.At.UTC()}
+	permit := ratelimit.Permit{InFlight: s.limit, Key: s.look.Key.Key, N: 1, At: s.look.At.UTC()}
 	held := 0
 	for _, v := range s.look.Permits {
 		if v.Number < s.limit.Limit && v.Until.After(s.look.At) {
@@ -145,8 +145,7 @@ func (s *search) refused(err error) (ratelimit.Permit, error) {
 // others under SERIALIZABLE.
 //
 // Permits are passed over by advisory locks, and any role may hold such a lock. So if only
-// passed-over permits seem free, a few are tried again without the lock and with a lock_timeout. A
-// later transaction that gets the lock may then have to wait for this one.
+// passed-over permits seem free, a few are tried again without the lock.
 func (f *Permits) AcquireIn(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlight, key decide.Key, before func() (granted bool, err error)) (ratelimit.Permit, error) {
 	f.local.Meet(key, limit)
 	s := search{Permits: f, limit: limit, look: table.PermitLook{Key: key}}
@@ -165,7 +164,7 @@ func (f *Permits) AcquireIn(ctx context.Context, tx pgx.Tx, limit ratelimit.InFl
 		if first {
 			if granted, err := before(); err != nil || !granted {
 				f.local.Lost(key, op.Row.Shard)
-				return ratelimit.Permit{InFlight: limit, Key: key.Key}, err
+				return ratelimit.Permit{InFlight: limit, Key: key.Key, N: 1}, err
 			}
 		}
 		if err := f.table.ChangePermitSetIn(ctx, tx, table.PermitSet{op}, f.Clock()); err != nil {

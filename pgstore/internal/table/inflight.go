@@ -111,33 +111,22 @@ func (t *Table) ChangePermit(ctx context.Context, pool *pgxpool.Pool, op *Permit
 
 // QueuePermit puts an operation in a caller's transaction into a batch. A take passes over a permit
 // that another transaction is about to take or release: the statement tries for the advisory lock,
-// or waits for the row for lock_timeout at most. The holder of a permit always writes its row.
+// and waits at most a millisecond for a row whose transaction could not get the lock. It restores the
+// caller's lock_timeout; after an error, the rollback to the savepoint does. The holder of a permit
+// always writes its row.
 func (t *Table) QueuePermit(batch *pgx.Batch, op *PermitOp, now *time.Time) {
 	name, args := op.arguments(now)
 	sql, guarded := t.inflight[name+"_tx"]
-	alone := guarded && op.Alone && op.take()
 	switch {
-	case alone:
-		batch.Queue(aloneSQL, op.Lock, milliseconds(conn.PassOver))
+	case !guarded:
 		sql = t.inflight[name]
-	case guarded:
-		args = append(args, op.Lock)
+	case op.take():
+		args = append(args, op.Lock, op.Alone)
 	default:
-		sql = t.inflight[name]
+		args = append(args, op.Lock)
 	}
 	batch.Queue(sql, args...).QueryRow(op.scan)
-	if alone {
-		batch.Queue(notAloneSQL)
-	}
 }
-
-// aloneSQL bounds the waits for locks, and notAloneSQL restores the caller's bound. After an error,
-// the rollback to the savepoint restores it.
-const (
-	aloneSQL = `SELECT pg_try_advisory_xact_lock($1::int8), set_config('ratelimit.lock_timeout', current_setting('lock_timeout'), true),
-	set_config('lock_timeout', $2::text, true)`
-	notAloneSQL = `SELECT set_config('lock_timeout', current_setting('ratelimit.lock_timeout'), true)`
-)
 
 func (op *PermitOp) scan(row pgx.Row) error {
 	var (

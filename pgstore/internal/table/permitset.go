@@ -167,7 +167,7 @@ func (t *Table) ChangePermitSetIn(ctx context.Context, tx Querier, set PermitSet
 	}
 	err := tx.SendBatch(ctx, &batch).Close()
 	undone := set.undone()
-	if (passes || set[0].Alone) && conn.TimedOut(err) { // by itself, as pgx prepares a batch first, which fails until then
+	if set[0].take() && conn.TimedOut(err) { // by itself, as pgx prepares a batch first, which fails until then
 		_, err = tx.Exec(ctx, "ROLLBACK TO SAVEPOINT "+Savepoint)
 	}
 	if err != nil || !undone {
