@@ -213,27 +213,23 @@ func (r Result) Each() []Status {
 	return []Status{r.Status}
 }
 
-// Receipt records the tokens that a call took, row by row. It is opaque. A store's Settle
-// replaces the tokens taken by the tokens used, and Cancel gives them back, once. It is safe
-// for concurrent use, and copies of a [Result] share it.
+// Receipt records the tokens that a call took, row by row. It is opaque. A store's Settle replaces
+// the tokens taken by the tokens used, and Cancel gives them back, once. It is safe for concurrent
+// use, and copies of a Result share it.
 //
-// A receipt is also a text, of some hundred bytes for a few limits: it has MarshalText
-// and UnmarshalText (so it is a string in JSON), Value and Scan, for a column of type
-// text. So another process can settle it. Three things to know:
+// Another process can settle a receipt that it reads as text, of some hundred bytes: by MarshalText
+// and UnmarshalText (so it is a string in JSON), or by Value and Scan, for a column of type text.
+// Three things to know:
 //
-//   - Keep it with the work, and if a caller's transaction took, in that transaction. Then
-//     there is no receipt of a take that was rolled back, also when the server crashes. (A
-//     receipt from elsewhere of a transaction that was rolled back is detected as long as the
-//     server knows the outcome of that transaction.)
-//   - In one process a receipt is settled once. Two that were read from the same text
-//     do not know of each other: let the transaction that finishes the work, and finds
-//     that it is not finished yet, be the one that settles.
-//   - It has the limits' names and keys in it, and is not signed: a client that can change one
-//     can give tokens away. Do not hand it to clients. Logged or printed it is without keys,
-//     and not the text.
+//   - Keep it with the work, in the transaction that took. Then there is no receipt of a take that
+//     was rolled back, also when the server crashes.
+//   - Two receipts that were read from the same text do not know of each other. So settle in the
+//     transaction that finishes the work, if it finds the work not finished yet.
+//   - The text has the limits' names and keys, and is not signed. A client that changes one can
+//     give tokens away: do not hand it to clients. Logs and prints show it without keys.
 //
-// The zero Receipt, which NULL and an empty text are read as, is that of a call that
-// took nothing. A text that no receipt has is [ErrInvalid].
+// The zero Receipt, as which NULL and an empty text are read, belongs to a call that took nothing.
+// A text that no receipt has is [ErrInvalid].
 type Receipt = receipt.Receipt
 
 // Err returns nil when r is OK and a *RefusedError otherwise.

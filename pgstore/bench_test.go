@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -199,6 +200,55 @@ func BenchmarkPortable(b *testing.B) {
 			})
 		}
 	}
+}
+
+// BenchmarkPool measures decisions beside an application that uses up its pool: decisions that share
+// it, and decisions with a pool of their own.
+func BenchmarkPool(b *testing.B) {
+	application := durable(b)
+	config := application.Config()
+	config.MaxConns = 4
+	own, err := pgxpool.NewWithConfig(b.Context(), config)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer own.Close()
+	for _, users := range []int{8, 32, 128} {
+		for _, pool := range []*pgxpool.Pool{application, own} {
+			b.Run(fmt.Sprintf("users=%d/own=%v", users, pool == own), func(b *testing.B) {
+				benchmarkBeside(b, application, users, pool)
+			})
+		}
+	}
+}
+
+func benchmarkBeside(b *testing.B, application *pgxpool.Pool, users int, pool *pgxpool.Pool) {
+	store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(b.Context())
+	var working sync.WaitGroup
+	defer working.Wait()
+	defer stop()
+	for range users {
+		working.Go(func() {
+			for ctx.Err() == nil {
+				_, _ = application.Exec(ctx, "SELECT pg_sleep(0.05)")
+			}
+		})
+	}
+	var took []time.Duration
+	for b.Loop() {
+		begun := time.Now()
+		if err := store.Take(b.Context(), plenty(1).For("")); err != nil {
+			b.Fatal(err)
+		}
+		took = append(took, time.Since(begun))
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)/2])/1e6, "p50-ms")
+	b.ReportMetric(float64(took[len(took)*99/100])/1e6, "p99-ms")
 }
 
 // BenchmarkTakeTx is a decision in a transaction that does nothing else and is never

@@ -74,44 +74,15 @@ type Config struct {
 	// with each other, and could commit one without the other.
 	Portable bool
 
-	// Escrow is for how long the Store may decide from memory after reading a row. The default,
-	// 0, remembers nothing; some tenths of a second are much already, and [MaxEscrow] is the
-	// most.
+	// Escrow is for how long the Store may decide from memory after it has read a row, at most
+	// [MaxEscrow]. A tenth of a second is much already. The default, 0, asks the row each time.
 	//
-	// The Store prefetches tokens of keys that this process takes from often, which is 32 times
-	// within twice that time, or that several processes take from at once. The statement that
-	// serves callers then takes more: as much as this process has handed out lately, and at
-	// most half of the tokens that there are. Allow, Reserve, Wait, AllowFunc and ReserveFunc
-	// hand these out without asking the database, the last two before they begin their
-	// transaction. In every stretch of time a limit still grants at most its bound. And Allow
-	// on its own repeats a refusal of its row.
-	//
-	// Of keys that several processes take from, one session prefetches. The Store keeps its
-	// connection from one prefetch to the next if the pool has another idle one, since the
-	// session has planned the statement. The pool has it back a second after the last prefetch,
-	// after 10 seconds in any case, and within 50 ms if no other one is idle.
-	//
-	// It costs a part of the burst: while a process prefetches from a token bucket, that holds
-	// no more than its Capacity less the tokens refilled during Escrow. (From a bucket with a
-	// Capacity below that nothing is prefetched.) The tokens that a process held when it was
-	// killed are not granted, nor are those that come back to a nearly full row more than a
-	// second after their time, since the process was stopped or the row locked. Tokens that are
-	// not used, and those of a transaction that was rolled back, go back to the row. A refund to
-	// a row, by any process, fills it to its capacity less the tokens that processes hold or
-	// have just used.
-	//
-	// A granted result's Value counts the tokens that this process holds, and the row as it was
-	// seen last. A pause by another process is heeded after Escrow at the latest, by this Store
-	// at once. The RetryAt of a refusal from memory is by the row as it was up to Escrow ago.
-	//
-	// A transaction of AllowFunc and ReserveFunc with held tokens asks the server for nothing.
-	// So when the answer to its COMMIT is lost, or the function has ended it itself, that is
-	// [ErrOutcomeUnknown], and its tokens stay spent. A receipt of it that left the transaction
-	// as text is believed, even if that was rolled back.
-	//
-	// The verbs with Tx, checks, AllowAtMost, AllowFirst and limits with shards ask the row.
-	// Tokens of a fixed window end with it, and those of a sliding window with the slot in
-	// which they count, to which they go back. At most some 16,000 keys are remembered.
+	// The Store prefetches tokens of keys that are taken from often. Allow, Reserve, Wait,
+	// AllowFunc and ReserveFunc hand them out without asking the database; all other verbs, and
+	// limits with shards, ask the row. In every stretch of time a limit still grants at most its
+	// bound. While a process prefetches, the largest burst is smaller by the tokens that are
+	// refilled during Escrow, and a killed process loses the tokens that it held. All costs are in
+	// https://github.com/pgratelimit/ratelimit/blob/main/docs/scaling.md#from-memory.
 	Escrow time.Duration
 
 	// Timeout is how long a decision on its own (the verbs without Tx, but for

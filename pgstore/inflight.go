@@ -70,22 +70,20 @@ func refuses(request *ratelimit.PermitRequest) *ratelimit.PermitRequest {
 	return nil
 }
 
-// AcquireWait is [Permits.Acquire] that waits for a permit until ctx ends, and then returns the
-// error of ctx; Config.Timeout bounds its statements and not the wait. Rates are asked when
-// there is a permit, and are not waited for.
+// AcquireWait is [Permits.Acquire], and waits for a permit until ctx ends; the error is then that
+// of ctx. Config.Timeout bounds its statements and not the wait. It asks rates once it has a
+// permit, and does not wait for them.
 //
-// The waiters of one process are served in order of arrival, also when a later one wants fewer
-// permits. One that wants several of a limit is not passed over by other processes either: once it
-// is first, it collects, one at a time of each key over all processes. One that wants a single permit
-// does when it has been first for 4 seconds. One that wants permits of several limits holds none of
-// them while it waits, and gets them when all are free at once.
+// Waiters of one process are served in order of arrival, also when a later one wants fewer permits.
+// A released permit goes to the first of them, in the statement that releases it, for 4 seconds;
+// then other processes get it. A process with waiters for a key looks ten times a second, once for
+// all of them. Waiting holds no connection. [Store.Close] ends waits with [ErrClosed].
 //
-// A permit that is released in the process goes to the first of them, by the statement that releases it, for 4 seconds; then it
-// is let go for the other processes. Besides, a process with waiters for a key looks ten times
-// a second, once for all of them, and holds no connection meanwhile. [Store.Close] ends waits
-// with [ErrClosed].
+// Large requests are not passed over by other processes: one waiter at a time, of all processes,
+// collects the permits of a key. A request for permits of several limits holds none while it waits,
+// and gets them when all are free at once.
 //
-// In [ratelimit.ModeRefuse] it is Acquire. Callers that wait already have come by the mode of then.
+// In [ratelimit.ModeRefuse] it does not wait. Callers that wait already go on.
 //
 // Do not call it while you hold a transaction open.
 func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (permit ratelimit.Permit, err error) {

@@ -26,29 +26,28 @@ type QueuedTake struct{ queued *tx.Queued }
 //		return err // ErrRefused: nothing behind the take was done
 //	}
 //
-// A pool sends a batch as one transaction, so without another one work and limit are all or
-// nothing as well, at the session's isolation level.
+// A pool sends a batch as one transaction, so without another one work and limit are all or nothing
+// as well, at the session's isolation level.
 //
 // A refusal is an error of the take's statement. PostgreSQL does nothing that is queued behind it,
 // COMMIT included, and the transaction has failed until it is rolled back. Close of the batch's
-// results returns it as a [*ratelimit.RefusedError], whose Result is that of the limit that refused.
-// Its RetryAfter is the decision's own, so no other statement asks. Whoever reads result by result
-// hands an error to [QueuedTake.Err]; Config.Observe hears of a take from there and from Close, and
-// not if a statement before it fails.
+// results returns it as a [*ratelimit.RefusedError], with the Result of the limit that refused. A
+// program that reads result by result passes an error to [QueuedTake.Err]. Config.Observe is called
+// there and in Close, unless a statement before the take fails.
 //
-// Each refusal is a line in the server's log, which names no key, and makes pgx prepare the
-// batch's statements again. So this is for limits that seldom refuse; [Store.AllowTx] is for others.
+// Each refusal is a line in the server's log, without the key, and makes pgx prepare the batch's
+// statements again. So QueueTake is for limits that seldom refuse; [Store.AllowTx] is for others.
 //
 // QueueTake sends nothing, and its own errors queue nothing: [ratelimit.ErrInvalid],
 // [ratelimit.ErrExceedsCapacity], and the refusal of a limit in [ratelimit.ModeRefuse]. Limits with
-// shards and sliding windows cannot be taken from this way, and on a [Config.Portable] table windows
-// cannot: that is [ratelimit.ErrInvalid]. Rows are locked in the one order of all calls, but two
-// QueueTake in one transaction have no common order: ask for several limits in one.
+// shards and sliding windows are [ratelimit.ErrInvalid], and windows on a [Config.Portable] table.
+// Rows are locked in the one order of all calls. Two QueueTake in one transaction have no common
+// order: ask for several limits in one.
 //
-// A limit in [ratelimit.ModeShadow] never fails the batch. In it a window that was paused in this
-// period, or whose Start was moved, takes nothing and is told as refused. A take from a quota by the
-// calendar whose row is behind by more edges than a statement has, such as one in debt, is an error
-// until AllowTx has taken from it.
+// A limit in [ratelimit.ModeShadow] never fails the batch. A window in that mode that was paused in
+// this period, or whose Start was moved, takes nothing and is reported as refused. If the row of a
+// quota by the calendar is many edges behind, such as one in debt, the take is an error until
+// AllowTx has taken from it.
 func (s *Store) QueueTake(batch *pgx.Batch, requests ...ratelimit.Request) (*QueuedTake, error) {
 	if err := s.usable(); err != nil {
 		return nil, err

@@ -10,32 +10,30 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
-// SettleTx replaces, inside tx, the tokens that a call took by those really used: one count for
-// each of its limits, in the order of the call, which is that of the result's Each. Unused
-// tokens go back to the rows that they were taken from, and to the slots of a sliding window,
-// which has them back already when no window holds the slot any more. Tokens used besides are
-// taken unconditionally, below MaxReserved too, since they are spent: of a limit with shards
-// from the fullest first, so that they all are left with as much, and of a sliding window in
-// its newest slot. The result has the status of each limit then; it is OK, and while there is
-// debt or a pause its RetryAt is when that is over. It has no receipt.
+// SettleTx replaces, inside tx, the tokens that a call took by the tokens that it used: one count
+// for each of its limits, in the order of the call. Unused tokens go back to their rows. In a
+// sliding window they go back to their slot, if a window still holds it. Tokens used above the
+// estimate are taken unconditionally, also below MaxReserved, since they are spent. With shards
+// they come from the fullest first; in a sliding window they count in the newest slot.
 //
-// The receipt is that of a call's result, also one that another process has stored.
-// Settle in the transaction that finishes the work: work, price and the note that it
-// is finished are then there all or none. Within a process a receipt is settled once.
-// Of two copies that were read from text, that transaction sees to it.
+// The result has the status of each limit afterwards, and no receipt. It is OK. While there is debt
+// or a pause, RetryAt is the end of that.
 //
-// It is [ratelimit.ErrSettled], and changes nothing, when the receipt was settled or cancelled
-// before, or was taken in a transaction that was rolled back. A settlement that was rolled back
-// with tx did not happen, and can be made again. (After a roll-back to a savepoint in the same
-// transaction it can not: the estimate then stays.) Invalid counts, and an empty receipt, are
-// [ratelimit.ErrInvalid], and so is the receipt of another transaction that has not ended; once
-// it was read from text, also that of a savepoint of tx that was released. If the server has
-// crashed or was started anew since a transaction of this process took, it is unknown whether
-// that was committed: that is [ErrOutcomeUnknown]. A receipt that was read from text is proof
-// of it, if it was stored in the transaction that took.
+// The receipt is in a call's result, of this process or as text of another. Settle in the
+// transaction that finishes the work: work, price and the note that it is finished are then there
+// all or none. Within a process a receipt is settled once. For copies that were read from text,
+// that transaction must see to it.
 //
-// Do not settle a receipt from before a reset of its key: that has given back already. One
-// from before a [Store.Change] of Shards can give back less than it should, and never more.
+// Errors change nothing. [ratelimit.ErrSettled] means that the receipt was settled or cancelled
+// before, or that its call was rolled back. [ratelimit.ErrInvalid] means invalid counts, an empty
+// receipt, or a call whose transaction has not ended. If the server was started anew since the
+// call, its outcome is [ErrOutcomeUnknown], unless the receipt was stored as text in the
+// transaction that took. A settlement that was rolled back with tx did not happen, and can be
+// repeated; after a rollback to a savepoint in the same transaction it cannot, and the estimate
+// stays.
+//
+// Do not settle a receipt from before a reset of its key, which has given back already. One from
+// before a [Store.Change] of Shards can give back less than it should, and never more.
 func (s *Store) SettleTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, used ...float64) (result ratelimit.Result, err error) {
 	w := s.watch(ctx, ratelimit.VerbSettle, ratelimit.FormTx)
 	defer func() { w.ReportReceipt(r, &result, err) }()

@@ -228,17 +228,18 @@ func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit
 	return s.decide(ctx, decide.AtMost, false, []ratelimit.Request{r})
 }
 
-// AllowFirstTx takes, inside tx, from the first limit in the order of the requests that can
-// grant its request, and from no other, in one decision: from a customer's own bucket first,
-// and if that is short from the one that all share, so that each has a guaranteed minimum and
-// can borrow. The result is about the limit that granted, which its Request names. When all
-// refuse, Each has all of them, and RetryAfter is the shortest wait. A request that its limit
-// can never grant is passed over; if all are, it is [ratelimit.ErrExceedsCapacity]. Two
-// requests for one limit and key are [ratelimit.ErrInvalid].
+// AllowFirstTx takes, inside tx, from the first limit that can grant its request, and from no
+// other, in one decision. So a customer has a bucket of its own, a guaranteed minimum, and borrows
+// from a shared one when that is short.
 //
-// A grant by the first limit is one round trip, and touches no row of the others. Only
-// when it refuses are the rows of all locked until tx ends, in the one order of all
-// calls, so that two of them do not deadlock. In all else it is [Store.AllowTx].
+// The result is about the limit that granted, which its Request names. When all refuse, Each has
+// all of them, and RetryAfter is the shortest wait. A request that its limit can never grant is
+// passed over; if all are, the error is [ratelimit.ErrExceedsCapacity]. Two requests for one limit
+// and key are [ratelimit.ErrInvalid].
+//
+// A grant by the first limit is one round trip, and touches no row of the others. If it refuses,
+// the rows of all are locked until tx ends, in the one order of all calls. In all else it is
+// [Store.AllowTx].
 func (s *Store) AllowFirstTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.decideTx(ctx, tx, decide.First, false, requests)
 }
@@ -248,18 +249,17 @@ func (s *Store) AllowFirst(ctx context.Context, requests ...ratelimit.Request) (
 	return s.decide(ctx, decide.First, false, requests)
 }
 
-// Wait reserves for all requests, and returns when the reservation is due, for worker loops. It
-// sleeps for the duration by the database's clock, on the monotonic clock of the machine; it
-// may return a little late, and never early. It returns the reservation's result.
+// Wait reserves for all requests, sleeps until the reservation is due, and returns its result. It
+// is for the loop of a worker. It may return a little late, and never early. If a limit was paused
+// meanwhile, it sleeps until the pause is over.
 //
-// If a limit has been paused while it slept, it sleeps until the pause is over. If ctx ends
-// first the reservation is given back, and so it is at once when the deadline of ctx is nearer
-// than the wait: then the error is a *[ratelimit.WaitError], which has the wait, and is
-// [context.DeadlineExceeded], or the other error of ctx. Config.Timeout bounds its statements
-// and not its sleep. A refusal, which only limits with a MaxReserved make, is
-// [ratelimit.ErrRefused]. A process that is killed while it sleeps has spent the tokens.
-// [Store.Close] ends waits, and returns when they have given back: their error is then a
-// WaitError that is [ErrClosed].
+// If ctx ends first, the reservation is given back. If the deadline of ctx is nearer than the wait,
+// that is at once. The error is then a [*ratelimit.WaitError], which has the wait, and is also the
+// error of ctx. A refusal, which only limits with a MaxReserved make, is [ratelimit.ErrRefused].
+// Config.Timeout bounds its statements and not its sleep.
+//
+// A process that is killed while it sleeps has spent the tokens. [Store.Close] ends waits, and
+// returns when they have given back: their error is then a WaitError that is [ErrClosed].
 //
 // Do not call it while you hold a transaction open.
 func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
@@ -281,32 +281,27 @@ func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (rateli
 
 // AllowFunc takes the count of each request from its limit and runs do in the same transaction, and
 // commits: the tokens are spent if and only if the work of do is committed. The transaction is
-// SERIALIZABLE, so do may decide by what it reads. With [Config.Portable] it is READ COMMITTED: what do
-// reads may have changed by the commit, unless it locks the rows. do must use tx for all its work, and
-// leave COMMIT and ROLLBACK to AllowFunc.
+// SERIALIZABLE, so do may decide by what it reads. With [Config.Portable] it is READ COMMITTED: what
+// do reads may have changed by the commit, unless it locks the rows. do must use tx for all its
+// work, return the errors of tx, and leave COMMIT and ROLLBACK to AllowFunc.
 //
-// A refusal runs nothing and is an error, [ratelimit.ErrRefused]; the result is returned with
-// it, and is in the *[ratelimit.RefusedError]. An error of do rolls everything back and is
-// returned as it is, and so does a panic. If do ended the transaction itself and returns no
-// error, the server is asked how: AllowFunc returns no error if and only if it was committed.
-// (A function that begins another in its place, as by ROLLBACK AND CHAIN, is not detected.)
-// Work that do has committed itself stays, also if it returns an error.
+// A refusal runs nothing and is an error, [ratelimit.ErrRefused]. The result is returned with it,
+// and is in the [*ratelimit.RefusedError]. An error or a panic of do rolls everything back; the
+// error is returned as it is.
 //
-// When PostgreSQL asks for it, with 40001 or 40P01, all of it runs again, do included, with
-// full jitter in between, until the deadline of ctx, or for Config.RetryBudget, which then
-// bounds all the rest as well, if it has none. So do must have no effect but through tx, and
-// must pass on the errors that tx gives it. It does not run again if do has committed the take
-// itself, by the server, nor if that cannot be found out. Any other fault is returned at once.
+// On 40001 and 40P01 all of it runs again, do included, after a random pause. So do must have no
+// effect but through tx. Attempts end at the deadline of ctx, or without one after
+// Config.RetryBudget, which then bounds everything. Any other fault is returned at once.
 //
-// When the connection is lost during the commit, a new one asks the server for the outcome of
-// the transaction: if it was committed there is no error. Only if that cannot be found out
-// either, or if the server has crashed in between, so that its word may be about another
-// transaction, is the error [ErrOutcomeUnknown]. So is XX000 at COMMIT, by which Citus reports that
-// not all nodes have committed.
+// When the connection is lost during COMMIT, a new one asks the server for the outcome: if it was
+// committed there is no error. If the server cannot tell, or has crashed in between, the error is
+// [ErrOutcomeUnknown]. So is XX000 at COMMIT, by which Citus reports that not all nodes have
+// committed. If do has ended the transaction itself and returns no error, the server is asked in
+// the same way. (A function that begins another transaction in its place, as by ROLLBACK AND CHAIN,
+// is not detected.)
 //
-// Transactions of one process that take from the same row queue before they
-// begin and before they take a connection from the pool, in order of arrival;
-// with several shards, each has one of its own.
+// Transactions of one process that take from the same row queue in order of arrival, before they
+// begin and before they take a connection. With several shards, each has a queue of its own.
 func (s *Store) AllowFunc(ctx context.Context, requests []ratelimit.Request, do func(tx pgx.Tx, result ratelimit.Result) error) (ratelimit.Result, error) {
 	return s.run(ctx, false, requests, do)
 }

@@ -14,7 +14,7 @@ import (
 
 // attackCrash kills servers, their processes, and clients.
 func attackCrash(ctx context.Context, l *site, c *chapter) error {
-	c.say("Two processes do the work of the accounts while the server's processes are killed (kill -9 of one backend, which has PostgreSQL recover from its log, and of the first process), while it is restarted, and while single connections are terminated; a third client process is killed itself. fsync is on.")
+	c.say("Two processes do the work of the accounts while the server is killed, by kill -9 of a backend and of the first process, and restarted. Single connections are terminated, and a third client process is killed. fsync is on.")
 	rounds := 4
 	if l.quick {
 		rounds = 1

@@ -39,7 +39,7 @@ func attackMemory(ctx context.Context, l *site, c *chapter) error {
 	if l.quick {
 		h.processes = 3
 	}
-	c.say("%d processes with Config.Escrow of %v, every third one Portable, take from each limit in every form, while one is stopped for longer than what it holds lasts, or killed and another started, while rows are kept locked, while statements and answers are late, those of all at once too, and while the whole server is stopped. As above, told is the largest share of what a limit promises, over all stretches between two grants, and by callers' own clocks, of what was used in a stretch for certain. How near that comes to 1 is a matter of speed. Then eight stores take ahead of which one is busy, or another each time, beside one without Config.Escrow that meets the same demand, again where it falls short, and twice at most; and one process floods a key that has enough.", h.processes, hoardedAt)
+	c.say("%d processes with Config.Escrow of %v, every third one Portable, take from each limit in every form. Meanwhile one is stopped for longer than its leases last, or killed and replaced; rows are kept locked; statements and answers are late, also all at once; and the whole server is stopped. As above, the largest share of what a limit promises is shown, over all stretches between two grants. By callers' own clocks it is the share that was used for certain. How near that comes to 1 is a matter of speed. Then eight stores take ahead of which one is busy, or another each time, beside one without Config.Escrow that meets the same demand, again where it falls short, and twice at most; and one process floods a key that has enough.", h.processes, hoardedAt)
 	harmed, err := h.run(ctx)
 	if err != nil {
 		return err

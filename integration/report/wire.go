@@ -109,7 +109,7 @@ func attackWire(ctx context.Context, l *site, c *chapter) error {
 	defer r.Close()
 	f := &faulty{rarely: 60, done: map[string]int{}, turns: map[string]int{}}
 	f.interfere(r)
-	c.say("Two processes do the work of the accounts through a relay that cuts connections before, within and after requests and answers, has some arrive byte by byte, tells FATAL as a pooler does, or goes silent while new connections work. What a caller was told an error of is counted as perhaps taken; all else is exact.")
+	c.say("Two processes do the work of the accounts through a relay. It cuts connections before, within and after requests and answers, passes some byte by byte, answers FATAL as a pooler does, or goes silent while new connections work. A call that ended with an error is counted as perhaps taken; all others are exact.")
 	_, err = l.suffer(ctx, c, attack{lasts: l.seconds(40, 10), tasks: []task{
 		{Conns: 8, Workers: 8, Relay: r.Address().String(), Patience: 1500 * time.Millisecond},
 		{Conns: 8, Workers: 8, Relay: r.Address().String(), Patience: 1500 * time.Millisecond, Isolation: "serializable"},
