@@ -118,6 +118,9 @@ func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) e
 // A key without a row is full by either definition, and is left so. A definition of another name
 // or kind is [ratelimit.ErrInvalid], and changes nothing: its rows mean something else.
 //
+// A raise by the catalog that is not complete yet ends when a change has another capacity: let from be
+// what held before the raise.
+//
 // A process that still takes by the old definition cuts what a raise has added to the old capacity,
 // and with other Shards processes with the one and the other refill side by side, by up to the
 // rate. So raise when all processes have the new definition, and cut before they have it; and

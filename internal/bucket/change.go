@@ -16,6 +16,9 @@ import (
 // a missing row would be full.
 func (d *Definition) Change(to *Definition, key string, states []State, outs []Out, now time.Time) []State {
 	each, empty := d.kind().change(d, to, key, states, allOut(outs, now), now)
+	if to.Capacity != d.Capacity && !each.Paused.After(now) { // it is over, or a mark, which is of the value before
+		each.Paused, empty.Paused = time.Time{}, time.Time{}
+	}
 	rows, share := make([]State, max(len(states), to.Shards)), to.Shard()
 	for shard := range rows {
 		if rows[shard] = empty; shard >= to.Shards {
@@ -80,6 +83,7 @@ func MarkUncut(at time.Time) time.Time { return Mark(Mark(at)) }
 // capacity fills a row further. A sliding window stays as it is, and so does a window after an
 // edge. The value of an uncut row was right for by[1]; if d has less capacity the row is cut.
 func (d *Definition) Raise(by []*Definition, uncut bool, s State, out Out, since, now time.Time) State {
+	marked := s
 	s = d.Refill(s, now)
 	if d.Slotted() || d.Stepped() && s.TS.After(since) {
 		return s
@@ -89,6 +93,9 @@ func (d *Definition) Raise(by []*Definition, uncut bool, s State, out Out, since
 		was = by[1].Capacity
 	}
 	if uncut && d.Capacity < was {
+		before := *d
+		before.Capacity = was // what is left above d's counts as well
+		s = before.Refill(marked, now)
 		s.Value = max(s.Value+d.Capacity-was, min(s.Value, 0))
 		return s
 	}

@@ -36,6 +36,8 @@ func TestChange(t *testing.T) {
 		{"and is less by a raise", tokens(10, 20), tokens(10, 24), row(-9, t0), bucket.Out{}, row(-2, t3)},
 		{"the old rate counts up to now", tokens(10, 20), tokens(90, 20), row(0, t0), bucket.Out{}, row(3, t3)},
 		{"a pause stays", tokens(10, 20), tokens(10, 50), paused(row(0, t9), t9), bucket.Out{}, paused(row(30, t9), t9)},
+		{"a mark goes", tokens(10, 20), tokens(10, 50), paused(row(0, t0), bucket.Mark(t0)), bucket.Out{}, row(33, t3)},
+		{"unless the capacity stays", tokens(10, 20), tokens(90, 20), paused(row(0, t0), bucket.Mark(t0)), bucket.Out{}, paused(row(3, t3), bucket.Mark(t0))},
 		{"a clock that went back", tokens(10, 20), tokens(10, 50), row(4, t5), bucket.Out{}, row(34, t5)},
 		{"beside tokens that are out", tokens(10, 20), tokens(10, 50), row(0, t0), bucket.Out{Tokens: 18, Until: t4}, row(31, t3)},
 		{"more are out than the cut leaves", tokens(10, 20), tokens(10, 10), row(0, t0), bucket.Out{Tokens: 18, Until: t4}, row(-8, t3)},
@@ -81,6 +83,19 @@ func monthOf(at time.Time) time.Time {
 
 // Shards share what all had, and a cut is of all together: rows that are fuller than others make
 // up for these. Rows that only the old definition has are empty.
+// A row that is marked uncut may hold more than the capacity it is cut to.
+func TestRaiseOfAnUncutRow(t *testing.T) {
+	window := func(capacity float64) *bucket.Definition {
+		d := bucket.Definition(FixedWindow{Name: "a", Rate: capacity, Period: 100 * d, Start: t0}.Definition())
+		return &d
+	}
+	uncut := bucket.State{Value: 149, TS: t0, Paused: bucket.MarkUncut(t0)}
+	got := window(67).Raise([]*bucket.Definition{window(27), window(198), window(67)}, true, uncut, bucket.Out{}, t0, t3)
+	if got.Value != 18 {
+		t.Errorf("149 of 198, cut to 67, are %v, want 18", got.Value)
+	}
+}
+
 func TestChangeOfShards(t *testing.T) {
 	sharded := func(rate float64, shards int) *bucket.Definition {
 		return definition(FixedWindow{Name: "a", Rate: rate, Period: 10 * d, Start: t0, Shards: shards})

@@ -1662,7 +1662,7 @@ BEGIN
 	ELSIF a.kind = 'fixed window' AND a.start IS DISTINCT FROM b.start THEN -- and none that was moved comes sooner
 		s.ts := (@schema@.rate_limit_fresh(a, s.ts + (@schema@.rate_limit_period(a) - 1) * interval '1 microsecond')).ts;
 	END IF;
-	PERFORM @schema@.rate_limit_put(a.name, a.key, 0, s.value, s.ts, s.paused, CASE WHEN a.slots IS NOT NULL THEN s.slots END);
+	PERFORM @schema@.rate_limit_put(a.name, a.key, 0, s.value, s.ts, CASE WHEN s.paused > l.at OR a.capacity = b.capacity THEN s.paused END, CASE WHEN a.slots IS NOT NULL THEN s.slots END);
 	found := @schema@.rate_limit_found(a, array[s], l.at, 0, false);
 	RETURN @schema@.rate_limit_told(a, found.ok, array[s], l.at, found.due);
 END
