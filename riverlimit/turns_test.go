@@ -82,8 +82,8 @@ type turnsRun struct {
 	config   riverlimit.MiddlewareConfig
 	took     time.Duration
 	flood    int
-	inserted func(tenant string) []ratelimit.Request // by an Inserter; nil for jobs inserted without
-	parked   bool                                    // at insertion
+	inserted func(tenant string) []ratelimit.Request         // by an Inserter; nil for jobs inserted without
+	parked   func(*rivertype.JobRow) ratelimit.PermitRequest // at insertion
 }
 
 var (
@@ -115,7 +115,7 @@ func oneOfTenant(job *rivertype.JobRow) ratelimit.PermitRequest { return oneAtOn
 func turnsRuns() []turnsRun {
 	return []turnsRun{
 		{name: "InFlight 1", config: riverlimit.MiddlewareConfig{InFlight: oneOfTenant}, took: time.Second, flood: 200},
-		{name: "InFlight 1, 10,000 jobs inserted with it", config: riverlimit.MiddlewareConfig{InFlight: oneOfTenant}, took: time.Second, flood: 10_000, parked: true},
+		{name: "InFlight 1, 10,000 jobs inserted with it", config: riverlimit.MiddlewareConfig{InFlight: oneOfTenant}, took: time.Second, flood: 10_000, parked: oneOfTenant},
 		{name: "1 a second", config: riverlimit.MiddlewareConfig{Limits: ofTenant(oneASecond)}, flood: 200},
 		{name: "1 a second, MaxReserved 5", config: riverlimit.MiddlewareConfig{Limits: ofTenant(fewAhead)}, flood: 200},
 		{
@@ -144,36 +144,55 @@ func BenchmarkTurns(b *testing.B) {
 	}
 }
 
+// Three tenants with 400 jobs each, 10 workers, and a limit for all that is below what they may start
+// together: of none is how many jobs of each start.
+//
+//	go test -bench Shares -benchtime 1x ./riverlimit
+func BenchmarkShares(b *testing.B) {
+	lasts := 55 * time.Second
+	if testing.Short() {
+		lasts = 2 * time.Second
+	}
+	tenSecond := ratelimit.TokenBucket{Name: "ten", Rate: 10, Period: time.Second, Capacity: 1}
+	twentyForAll := ratelimit.TokenBucket{Name: shared.Name, Rate: 20, Period: time.Second, Capacity: 1}
+	rates := ofTenant(tenSecond, twentyForAll)
+	two, fourForAll := ratelimit.InFlight{Name: "two", Limit: 2}, ratelimit.InFlight{Name: "four", Limit: 4}
+	twoOfTenant := func(job *rivertype.JobRow) ratelimit.PermitRequest { return two.For(tenantOf(job)) }
+	permits := riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) ratelimit.PermitRequest {
+		return twoOfTenant(job).And(fourForAll.For(""))
+	}}
+	for _, run := range []turnsRun{
+		{name: "rates", config: riverlimit.MiddlewareConfig{Limits: rates}},
+		{name: "rates, MaxWait 300 ms", config: riverlimit.MiddlewareConfig{Limits: rates, MaxWait: 300 * time.Millisecond}},
+		{
+			name: "rates, by Inserter", config: riverlimit.MiddlewareConfig{Limits: rates},
+			inserted: func(tenant string) []ratelimit.Request { return []ratelimit.Request{tenSecond.For(tenant)} },
+		},
+		{name: "permits, jobs of a second", took: time.Second, parked: twoOfTenant, config: permits},
+		{name: "permits, jobs of 200 ms", took: 200 * time.Millisecond, parked: twoOfTenant, config: permits},
+	} {
+		b.Run(strings.ReplaceAll(run.name, " ", "_"), func(b *testing.B) {
+			tenants := []string{"A", "B", "C"}
+			for b.Loop() {
+				_, _, began := run.work(b, lasts, func(bench *bench, client *river.Client[pgx.Tx]) {
+					for _, tenant := range tenants {
+						run.insert(b, bench, client, tenant, 400)
+					}
+				})
+				for _, tenant := range tenants {
+					b.ReportMetric(float64(len(began[tenant])), tenant)
+				}
+			}
+		})
+	}
+}
+
 func (r *turnsRun) run(b *testing.B, lasts time.Duration) {
 	b.Helper()
-	bench := newBench(b)
-	sent, counted := bench.countedStore(b)
-	var mu sync.Mutex
-	began := map[string][]time.Duration{}
-	var begin time.Time
-	config := counted.config(nil, middleware(b, counted.store, r.config))
-	config.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}}
-	config.Workers = river.NewWorkers()
-	river.AddWorker(config.Workers, river.WorkFunc(func(_ context.Context, job *river.Job[tenantArgs]) error {
-		mu.Lock()
-		began[job.Args.Tenant] = append(began[job.Args.Tenant], time.Since(begin))
-		mu.Unlock()
-		time.Sleep(r.took)
-		return nil
-	}))
-	client := counted.client(b, config)
-	r.insert(b, bench, client, "A", r.flood)
-	r.insert(b, bench, client, "B", 10)
-	begin = time.Now()
-	sent.n.Store(0)
-	start(b, client)
-	time.Sleep(lasts)
-	all := sent.n.Load()
-	mu.Lock()
-	defer mu.Unlock()
-	for _, at := range began {
-		slices.Sort(at)
-	}
+	bench, all, began := r.work(b, lasts, func(bench *bench, client *river.Client[pgx.Tx]) {
+		r.insert(b, bench, client, "A", r.flood)
+		r.insert(b, bench, client, "B", 10)
+	})
 	total := len(began["A"]) + len(began["B"])
 	nth := func(n int) float64 {
 		if len(began["B"]) < n {
@@ -190,13 +209,44 @@ func (r *turnsRun) run(b *testing.B, lasts time.Duration) {
 	b.ReportMetric(float64(bench.count(b, `SELECT coalesce(max((metadata->>'snoozes')::int), 0)::int FROM river_job`)), "most-snoozes")
 }
 
+// work has 10 workers work what is inserted. It returns the statements that were sent, and when jobs began.
+func (r *turnsRun) work(b *testing.B, lasts time.Duration, insert func(*bench, *river.Client[pgx.Tx])) (on *bench, all int64, began map[string][]time.Duration) {
+	b.Helper()
+	bench := newBench(b)
+	sent, counted := bench.countedStore(b)
+	var mu sync.Mutex
+	times := map[string][]time.Duration{}
+	var begin time.Time
+	config := counted.config(nil, middleware(b, counted.store, r.config))
+	config.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}}
+	config.Workers = river.NewWorkers()
+	river.AddWorker(config.Workers, river.WorkFunc(func(_ context.Context, job *river.Job[tenantArgs]) error {
+		mu.Lock()
+		times[job.Args.Tenant] = append(times[job.Args.Tenant], time.Since(begin))
+		mu.Unlock()
+		time.Sleep(r.took)
+		return nil
+	}))
+	client := counted.client(b, config)
+	insert(bench, client)
+	begin = time.Now()
+	sent.n.Store(0)
+	start(b, client)
+	time.Sleep(lasts)
+	all = sent.n.Load()
+	mu.Lock()
+	defer mu.Unlock()
+	began = make(map[string][]time.Duration)
+	for tenant, at := range times { // jobs go on to begin
+		began[tenant] = slices.Sorted(slices.Values(at))
+	}
+	return bench, all, began
+}
+
 // insert inserts jobs of a tenant.
 func (r *turnsRun) insert(b *testing.B, bench *bench, client *river.Client[pgx.Tx], tenant string, n int) {
 	b.Helper()
-	in := riverlimit.Inserter{Client: client, Store: bench.store}
-	if r.parked {
-		in.InFlight = r.config.InFlight
-	}
+	in := riverlimit.Inserter{Client: client, Store: bench.store, InFlight: r.parked}
 	params := make([]riverlimit.InsertManyParams, n)
 	for i := range params {
 		params[i].Args = tenantArgs{tenant}
