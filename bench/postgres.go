@@ -252,25 +252,36 @@ ON CONFLICT (name, key) DO UPDATE SET n = c.n + excluded.n RETURNING n`
 
 const workSQL = `INSERT INTO work (body) VALUES ($1::text)`
 
+// openWork opens what does one piece of work under a limit of a store. A refusal is no error.
+func openWork(ctx context.Context, e *env, w workload, config *pgstore.Config, do func(ctx context.Context, store *pgstore.Store, key string) error) (contender, error) {
+	if err := e.postgres.fillOurs(ctx, w); err != nil {
+		return contender{}, err
+	}
+	store, err := pgstore.New(e.postgres.many, config)
+	if err != nil {
+		return contender{}, err
+	}
+	decide := func(ctx context.Context, key string) (bool, error) {
+		err := do(ctx, store, key)
+		if errors.Is(err, ratelimit.ErrRefused) {
+			return false, nil
+		}
+		return err == nil, err
+	}
+	return contender{decide: decide, close: store.Close}, nil
+}
+
 func openOursTx(shards int, escrow time.Duration) opener {
 	return func(ctx context.Context, e *env, w workload) (contender, error) {
 		w.limit.Shards = shards
-		if err := e.postgres.fillOurs(ctx, w); err != nil {
-			return contender{}, err
-		}
-		store, err := pgstore.New(e.postgres.many, &pgstore.Config{Escrow: escrow})
-		if err != nil {
-			return contender{}, err
-		}
-		decide := func(ctx context.Context, key string) (bool, error) {
+		return openWork(ctx, e, w, &pgstore.Config{Escrow: escrow}, func(ctx context.Context, store *pgstore.Store, key string) error {
 			_, err := store.AllowFunc(ctx, []ratelimit.Request{w.limit.For(key)},
 				func(tx pgx.Tx, _ ratelimit.Result) error {
 					_, err := tx.Exec(ctx, workSQL, key)
 					return err
 				})
-			return granted(err)
-		}
-		return contender{decide: decide, close: store.Close}, nil
+			return err
+		})
 	}
 }
 
@@ -278,24 +289,15 @@ func openOursTx(shards int, escrow time.Duration) opener {
 // the work.
 func openCaller(take func(ctx context.Context, store *pgstore.Store, tx pgx.Tx, request ratelimit.Request) error) opener {
 	return func(ctx context.Context, e *env, w workload) (contender, error) {
-		if err := e.postgres.fillOurs(ctx, w); err != nil {
-			return contender{}, err
-		}
-		store, err := pgstore.New(e.postgres.many, nil)
-		if err != nil {
-			return contender{}, err
-		}
-		decide := func(ctx context.Context, key string) (bool, error) {
-			err := inTx(ctx, e.postgres.many, pgx.ReadCommitted, func(tx pgx.Tx) error {
+		return openWork(ctx, e, w, nil, func(ctx context.Context, store *pgstore.Store, key string) error {
+			return inTx(ctx, e.postgres.many, pgx.ReadCommitted, func(tx pgx.Tx) error {
 				err := take(ctx, store, tx, w.limit.For(key))
 				if err == nil {
 					_, err = tx.Exec(ctx, workSQL, key)
 				}
 				return err
 			})
-			return granted(err)
-		}
-		return contender{decide: decide, close: store.Close}, nil
+		})
 	}
 }
 
@@ -310,53 +312,29 @@ func upsertKey(ctx context.Context, _ *pgstore.Store, tx pgx.Tx, request ratelim
 	return err
 }
 
-// granted returns what a contender does for an error: a refusal is none.
-func granted(err error) (bool, error) {
-	if errors.Is(err, ratelimit.ErrRefused) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
 // openOursOnCommit is the work in the round trip of BEGIN and the take in that of COMMIT, at READ
 // COMMITTED: at SERIALIZABLE whoever comes second at a row runs again.
 func openOursOnCommit(ctx context.Context, e *env, w workload) (contender, error) {
-	if err := e.postgres.fillOurs(ctx, w); err != nil {
-		return contender{}, err
-	}
-	store, err := pgstore.New(e.postgres.many, nil)
-	if err != nil {
-		return contender{}, err
-	}
-	decide := func(ctx context.Context, key string) (bool, error) {
+	return openWork(ctx, e, w, nil, func(ctx context.Context, store *pgstore.Store, key string) error {
 		_, err := store.AllowOnCommit(ctx, []ratelimit.Request{w.limit.For(key)}, pgx.ReadCommitted, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, workSQL, key)
 			return err
 		})
-		return granted(err)
-	}
-	return contender{decide: decide, close: store.Close}, nil
+		return err
+	})
 }
 
 // openOursBatch is the work and the take in one batch, which a pool sends as one transaction, at READ
 // COMMITTED: nobody runs again, and refusals, which make pgx prepare again, are not what it is for.
 func openOursBatch(ctx context.Context, e *env, w workload) (contender, error) {
-	if err := e.postgres.fillOurs(ctx, w); err != nil {
-		return contender{}, err
-	}
-	store, err := pgstore.New(e.postgres.many, nil)
-	if err != nil {
-		return contender{}, err
-	}
-	decide := func(ctx context.Context, key string) (bool, error) {
+	return openWork(ctx, e, w, nil, func(ctx context.Context, store *pgstore.Store, key string) error {
 		var batch pgx.Batch
 		batch.Queue(workSQL, key)
 		if _, err := store.QueueTake(&batch, w.limit.For(key)); err != nil {
-			return false, err
+			return err
 		}
-		return granted(e.postgres.many.SendBatch(ctx, &batch).Close())
-	}
-	return contender{decide: decide, close: store.Close}, nil
+		return e.postgres.many.SendBatch(ctx, &batch).Close()
+	})
 }
 
 // openNoLimit is the transaction and its work alone.
