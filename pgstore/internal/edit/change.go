@@ -87,18 +87,12 @@ func (e *Editor) marked(ctx context.Context, tx pgx.Tx, all []*Replacement) (som
 		return nil, at, e.Fault("change", err)
 	}
 	for _, r := range all {
-		states, marked := rows.States[:r.Before.Definition.Shards], !r.Only
-		for i := range states {
-			if !rows.Found[i] {
-				states[i] = r.Before.Definition.Shard().Fresh(r.Before.Key, rows.At)
-			} else if m, _ := r.markedBy(&states[i]); m != nil {
-				marked = true
-			}
-		}
-		if rows.States, rows.Found = rows.States[len(states):], rows.Found[len(states):]; marked {
+		n := r.Before.Definition.Shards
+		r.was = r.Before.Read(rows.States[:n], rows.Found[:n], rows.At)
+		rows.States, rows.Found = rows.States[n:], rows.Found[n:]
+		if !r.Only || slices.ContainsFunc(r.was, func(s bucket.State) bool { m, _ := r.markedBy(&s); return m != nil }) {
 			some = append(some, r)
 		}
-		r.was = states
 	}
 	return some, rows.At, nil
 }
