@@ -1,6 +1,7 @@
 package riverlimit_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -184,8 +185,14 @@ func TestInsertParkedBehindOneThatMoves(t *testing.T) {
 	}
 	r := newRuns()
 	close(r.letGo)
-	start(t, b.tenants(t, r, 5, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: inFlight})))
-	b.eventually(t, 1, `SELECT count(*) FROM river_job WHERE state = 'scheduled' AND metadata ? 'snoozes'`)
+	refused := make(chan struct{}, 1000)
+	start(t, b.tenants(t, r, 5, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: inFlight, Observe: func(_ context.Context, e ratelimit.Event) {
+		if e.Outcome == ratelimit.OutcomeRefused && e.Permit.InFlight.Name == other.Name {
+			refused <- struct{}{}
+		}
+	}})))
+	<-refused
+	b.eventually(t, 1, putOff)
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
