@@ -77,8 +77,8 @@ func Count(ctx context.Context, tx pgx.Tx, schema string, keys ...string) (Count
 // Keys are matched exactly: a key joined by [ratelimit.Key] or hashed is another key than its
 // parts. A program that still calls a limit with the key, or holds its tokens or counts in memory,
 // writes it again, so erase after that has ended. Notes of other overrides, your own tables such as
-// River's jobs, and backups are not searched. A job that is parked for a key starts, since nothing would
-// wake it for a day: cancel it first if it must not.
+// River's jobs, and backups are not searched. A permit that is held is lost, and the holder's context ends.
+// A job that is parked for a key starts, since nothing would wake it for a day: cancel it first if it must not.
 //
 // Errors are [ratelimit.ErrInvalid], also for "", the key of limits without keys, and those of
 // PostgreSQL and pgx; roll tx back after one. A set of migrations that was not applied counts 0.

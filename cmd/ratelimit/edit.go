@@ -357,15 +357,19 @@ When definitions are from a file, it must have all plans of a limit, as override
 			if history < 0 {
 				return bad("--history-age %s: must not be negative", history)
 			}
+			withHistory := cmd.Flags().Changed("history-age") // 0s is all changes but the newest
 			d, err := o.desk(cmd.Context())
 			if err != nil {
 				return err
 			}
 			defer d.Pool.Close()
-			if history > 0 || o.dryRun { // without the history, nothing is lost
-				what, err := wouldPrune(cmd.Context(), d, history)
+			if withHistory || o.dryRun { // without the history, nothing is lost
+				what, err := wouldPrune(cmd.Context(), d)
 				if err != nil {
 					return err
+				}
+				if withHistory {
+					what += fmt.Sprintf(", and changes of the catalog that are older than %s", history)
 				}
 				if ok, err := o.confirmed(cmd, what); !ok {
 					return err
@@ -376,7 +380,7 @@ When definitions are from a file, it must have all plans of a limit, as override
 				return fmt.Errorf("after %s: %w", plural(int(deleted), "row"), err)
 			}
 			var changes int64
-			if history > 0 {
+			if withHistory {
 				if changes, err = d.Catalog.PruneHistory(cmd.Context(), history); err != nil {
 					return err
 				}
@@ -389,13 +393,13 @@ When definitions are from a file, it must have all plans of a limit, as override
 				}{deleted, changes})
 			}
 			p.say("deleted %s", plural(int(deleted), "row"))
-			if history > 0 {
+			if withHistory {
 				p.say("deleted %s of the history", plural(int(changes), "change"))
 			}
 			return nil
 		},
 	}
-	c.Flags().DurationVar(&history, "history-age", 0, "delete changes of the catalog that are older, too")
+	c.Flags().DurationVar(&history, "history-age", 0, "delete changes of the catalog that are older, too, but not the newest one")
 	return o.losing(o.onLimits(c))
 }
 
@@ -411,13 +415,9 @@ func (c counting) Prune(ctx context.Context, limits ...ratelimit.InFlight) (int6
 }
 
 // wouldPrune says what would be pruned.
-func wouldPrune(ctx context.Context, d *inspect.Inspector, history time.Duration) (string, error) {
+func wouldPrune(ctx context.Context, d *inspect.Inspector) (string, error) {
 	rows, err := d.Catalog.Prune(ctx, counting{d.Store}, counting{d.Store})
-	what := fmt.Sprintf("delete %s that %s the same as no row", plural(int(rows), "row"), when(rows == 1, "means")+when(rows != 1, "mean"))
-	if history > 0 {
-		what += fmt.Sprintf(", and changes of the catalog that are older than %s", history)
-	}
-	return what, err
+	return fmt.Sprintf("delete %s that %s the same as no row", plural(int(rows), "row"), when(rows == 1, "means")+when(rows != 1, "mean")), err
 }
 
 func changeCommand(o *options) *cobra.Command {
@@ -484,14 +484,20 @@ func (e *edit) change(ctx context.Context, from, to map[string]string, all bool)
 	if ok, err := e.confirmed(e.cmd, what); !ok {
 		return err
 	}
-	p := e.printer(e.cmd)
-	for i, key := range e.keys {
-		before, after, err := e.changeKey(ctx, from, to, key)
-		if err != nil {
-			return fmt.Errorf("after %s: %w", plural(i, "key"), err)
+	p, changed := e.printer(e.cmd), 0
+	slices.Sort(e.keys) // the order in which rows are locked
+	for some := range slices.Chunk(e.keys, ratelimit.MaxRequests) {
+		before, after, err := e.changeKeys(ctx, from, to, some)
+		if before != nil {
+			changed += len(some)
 		}
-		if !all && !p.json {
-			p.say("changed %s: %s of %s left → %s of %s left", p.key(key), inspect.Amount(before.Value), inspect.Amount(before.Capacity), inspect.Amount(after.Value), inspect.Amount(after.Capacity))
+		if err != nil {
+			return fmt.Errorf("after %s: %w", plural(changed, "key"), err)
+		}
+		for i, key := range some {
+			if !all && !p.json {
+				p.say("changed %s: %s of %s left → %s of %s left", p.key(key), inspect.Amount(before[i].Value), inspect.Amount(before[i].Capacity), inspect.Amount(after[i].Value), inspect.Amount(after[i].Capacity))
+			}
 		}
 	}
 	if p.json {
@@ -505,22 +511,33 @@ func (e *edit) change(ctx context.Context, from, to map[string]string, all bool)
 	return nil
 }
 
-// changeKey changes a key, and returns its status before and after.
-func (e *edit) changeKey(ctx context.Context, from, to map[string]string, key string) (before, after ratelimit.Status, err error) {
-	was, err := with(e.of(key).Limit, from)
-	if err != nil {
-		return before, after, err
+// changeKeys changes keys in one transaction, and returns their statuses before and after it. With an error
+// and statuses before it, the keys are changed.
+func (e *edit) changeKeys(ctx context.Context, from, to map[string]string, keys []string) (before, after []ratelimit.Status, err error) {
+	changes, asked := make([]ratelimit.Replacement, len(keys)), make([]ratelimit.Request, len(keys))
+	for i, key := range keys {
+		r := ratelimit.Replacement{Key: key}
+		if r.From, err = with(e.of(key).Limit, from); err == nil {
+			r.To, err = with(e.of(key).Limit, to)
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		changes[i], asked[i] = r, ratelimit.Request{Limit: r.To, Key: key}
 	}
-	is, err := with(e.of(key).Limit, to)
-	if err != nil {
-		return before, after, err
+	most := changes[0].From // of whose rows another transaction may have one locked
+	if changes[0].To.Definition().Shards > most.Definition().Shards {
+		most = changes[0].To
 	}
-	now, err := e.desk.Store.Check(ctx, was.ForN(key, 0))
+	err = e.desk.Store.ReplaceFunc(ctx, most, keys, func(ctx context.Context, tx pgx.Tx) (err error) {
+		before, err = e.desk.Store.ReplaceTx(ctx, tx, changes...)
+		return err
+	})
 	if err != nil {
-		return before, after, err
+		return nil, nil, err
 	}
-	after, err = e.desk.Store.Change(ctx, was, is, key)
-	return now.Status, after, err
+	after, err = e.desk.Store.CheckEach(ctx, asked...)
+	return before, after, err
 }
 
 // fields prints fields and their values in order.
