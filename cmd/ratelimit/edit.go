@@ -357,50 +357,54 @@ When definitions are from a file, it must have all plans of a limit, as override
 			if history < 0 {
 				return bad("--history-age %s: must not be negative", history)
 			}
-			withHistory := cmd.Flags().Changed("history-age") // 0s is all changes but the newest
 			d, err := o.desk(cmd.Context())
 			if err != nil {
 				return err
 			}
 			defer d.Pool.Close()
-			if withHistory || o.dryRun { // without the history, nothing is lost
-				what, err := wouldPrune(cmd.Context(), d)
-				if err != nil {
-					return err
-				}
-				if withHistory {
-					what += fmt.Sprintf(", and changes of the catalog that are older than %s", history)
-				}
-				if ok, err := o.confirmed(cmd, what); !ok {
-					return err
-				}
+			if cmd.Flags().Changed("history-age") { // 0s is all changes but the newest
+				return o.prune(cmd, d, &history)
 			}
-			deleted, err := d.Catalog.Prune(cmd.Context(), d.Store, d.Store.Permits())
-			if err != nil {
-				return fmt.Errorf("after %s: %w", plural(int(deleted), "row"), err)
-			}
-			var changes int64
-			if withHistory {
-				if changes, err = d.Catalog.PruneHistory(cmd.Context(), history); err != nil {
-					return err
-				}
-			}
-			p := o.printer(cmd)
-			if p.json {
-				return p.object(struct {
-					Rows    int64 `json:"rows"`
-					Changes int64 `json:"changes"`
-				}{deleted, changes})
-			}
-			p.say("deleted %s", plural(int(deleted), "row"))
-			if withHistory {
-				p.say("deleted %s of the history", plural(int(changes), "change"))
-			}
-			return nil
+			return o.prune(cmd, d, nil)
 		},
 	}
 	c.Flags().DurationVar(&history, "history-age", 0, "delete changes of the catalog that are older, too, but not the newest one")
 	return o.losing(o.onLimits(c))
+}
+
+// prune prunes rows, and changes of the catalog that are older than an age if it is not nil.
+func (o *options) prune(cmd *cobra.Command, d *inspect.Inspector, history *time.Duration) error {
+	if history != nil || o.dryRun { // without the history, nothing is lost
+		what, err := wouldPrune(cmd.Context(), d, history)
+		if err != nil {
+			return err
+		}
+		if ok, err := o.confirmed(cmd, what); !ok {
+			return err
+		}
+	}
+	deleted, err := d.Catalog.Prune(cmd.Context(), d.Store, d.Store.Permits())
+	if err != nil {
+		return fmt.Errorf("after %s: %w", plural(int(deleted), "row"), err)
+	}
+	var changes int64
+	if history != nil {
+		if changes, err = d.Catalog.PruneHistory(cmd.Context(), *history); err != nil {
+			return err
+		}
+	}
+	p := o.printer(cmd)
+	if p.json {
+		return p.object(struct {
+			Rows    int64 `json:"rows"`
+			Changes int64 `json:"changes"`
+		}{deleted, changes})
+	}
+	p.say("deleted %s", plural(int(deleted), "row"))
+	if history != nil {
+		p.say("deleted %s of the history", plural(int(changes), "change"))
+	}
+	return nil
 }
 
 // A counting counts what a store would prune.
@@ -415,9 +419,13 @@ func (c counting) Prune(ctx context.Context, limits ...ratelimit.InFlight) (int6
 }
 
 // wouldPrune says what would be pruned.
-func wouldPrune(ctx context.Context, d *inspect.Inspector) (string, error) {
+func wouldPrune(ctx context.Context, d *inspect.Inspector, history *time.Duration) (string, error) {
 	rows, err := d.Catalog.Prune(ctx, counting{d.Store}, counting{d.Store})
-	return fmt.Sprintf("delete %s that %s the same as no row", plural(int(rows), "row"), when(rows == 1, "means")+when(rows != 1, "mean")), err
+	what := fmt.Sprintf("delete %s that %s the same as no row", plural(int(rows), "row"), when(rows == 1, "means")+when(rows != 1, "mean"))
+	if history != nil {
+		what += fmt.Sprintf(", and changes of the catalog that are older than %s", *history)
+	}
+	return what, err
 }
 
 func changeCommand(o *options) *cobra.Command {
