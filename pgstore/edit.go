@@ -152,7 +152,7 @@ func (s *Store) change(ctx context.Context, form ratelimit.Form, invalid error, 
 	return do(before, after)
 }
 
-// ReplaceTx is for package catalog: it makes replacements inside tx, with the rows locked in the order
+// ReplaceTx is for package catalog and the command: it makes replacements inside tx, with the rows locked in the order
 // of the given keys, and returns the statuses by From, of before. They are of one name, and a missing
 // row stays missing. A mark costs no room: it is a pause that was over a hundred years ago.
 func (s *Store) ReplaceTx(ctx context.Context, tx pgx.Tx, replacements ...ratelimit.Replacement) (statuses []ratelimit.Status, err error) {
@@ -174,7 +174,7 @@ func (s *Store) ReplaceTx(ctx context.Context, tx pgx.Tx, replacements ...rateli
 	return s.editor.Replace(ctx, tx, all)
 }
 
-// ReplaceFunc is for package catalog: it runs do in a transaction of its own, in which do makes
+// ReplaceFunc is for package catalog and the command: it runs do in a transaction of its own, in which do makes
 // replacements of the keys' rows by ReplaceTx. While another transaction has one of these locked, it
 // waits with none of them locked, so do may run several times.
 func (s *Store) ReplaceFunc(ctx context.Context, limit ratelimit.Limit, keys []string, do func(context.Context, pgx.Tx) error) error {
