@@ -279,29 +279,16 @@ func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (rateli
 	return result, err
 }
 
-// AllowFunc takes the count of each request from its limit and runs do in the same transaction, and
-// commits: the tokens are spent if and only if the work of do is committed. The transaction is
-// SERIALIZABLE, so do may decide by what it reads. With [Config.Portable] it is READ COMMITTED: what
-// do reads may have changed by the commit, unless it locks the rows. do must use tx for all its
-// work, return the errors of tx, and leave COMMIT and ROLLBACK to AllowFunc.
+// AllowFunc takes for requests, runs do in the same transaction, and commits: the tokens are spent
+// if and only if the work of do is committed. The transaction is SERIALIZABLE, or with
+// [Config.Portable] READ COMMITTED. do must use tx for all its work, return the errors of tx, and
+// leave COMMIT and ROLLBACK to AllowFunc.
 //
-// A refusal runs nothing and is an error, [ratelimit.ErrRefused]. The result is returned with it,
-// and is in the [*ratelimit.RefusedError]. An error or a panic of do rolls everything back; the
-// error is returned as it is.
-//
-// On 40001 and 40P01 all of it runs again, do included, after a random pause. So do must have no
-// effect but through tx. Attempts end at the deadline of ctx, or without one after
-// Config.RetryBudget, which then bounds everything. Any other fault is returned at once.
-//
-// When the connection is lost during COMMIT, a new one asks the server for the outcome: if it was
-// committed there is no error. If the server cannot tell, or has crashed in between, the error is
-// [ErrOutcomeUnknown]. So is XX000 at COMMIT, by which Citus reports that not all nodes have
-// committed. If do has ended the transaction itself and returns no error, the server is asked in
-// the same way. (A function that begins another transaction in its place, as by ROLLBACK AND CHAIN,
-// is not detected.)
-//
-// Transactions of one process that take from the same row queue in order of arrival, before they
-// begin and before they take a connection. With several shards, each has a queue of its own.
+// A refusal is an error, [ratelimit.ErrRefused], with its result, and do does not run. Errors and
+// panics of do roll everything back, and are passed on. On 40001 and 40P01 everything runs again,
+// do included, until the deadline of ctx, or without one until Config.RetryBudget is over. If the
+// outcome of COMMIT cannot be found out, the error is [ErrOutcomeUnknown]. More:
+// https://github.com/pgratelimit/ratelimit/blob/main/docs/transactions.md#the-runner.
 func (s *Store) AllowFunc(ctx context.Context, requests []ratelimit.Request, do func(tx pgx.Tx, result ratelimit.Result) error) (ratelimit.Result, error) {
 	return s.run(ctx, false, requests, do)
 }
