@@ -27,11 +27,11 @@ func CostFromHeader(name string, least, otherwise float64) Cost {
 }
 
 // CostFromQuery returns a cost that the client states in the URL's query, such as the number of
-// rows that it wants. The value is a whole number in digits, and below least it counts as least. If
-// it is absent or empty, the cost is otherwise, which should be the handler's own default. Anything
-// else is a *[RequestError] with status 400: a sign, a space, a point, a letter, or several values,
-// since the handler may read another number there; and a query that cannot be parsed. The handler
-// must read the parameter by r.URL.Query, since r.FormValue prefers the body.
+// rows that it wants. The value is a whole number in digits. Below least it counts as least. A
+// request without it costs the argument otherwise, which should be the handler's own default.
+// Signs, spaces, points, letters and several values are a *[RequestError] with status 400, since
+// the handler may read another number there. So is a query that cannot be parsed. The handler must
+// read the parameter by r.URL.Query, since r.FormValue prefers the body.
 func CostFromQuery(name string, least, otherwise float64) Cost {
 	return func(r *http.Request) (float64, error) {
 		query, err := url.ParseQuery(r.URL.RawQuery)

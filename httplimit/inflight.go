@@ -40,10 +40,10 @@ type InFlightPolicy struct {
 	Weight func(*http.Request) (int, error)
 }
 
-// PermitOf returns the permit that the request of ctx holds of a limit, by the limit's name. It is
-// for ReleaseTx in the transaction that finishes the work, and for its Fence. It returns false if
-// there is none: the policy does not apply, or the request was let through in shadow or because the
-// store failed.
+// PermitOf returns the permit that ctx's request holds of the limit named policy. It is for
+// ReleaseTx in the transaction that finishes the work, and for its Fence. It returns false if there
+// is none: the policy does not apply, or the request was let through in shadow or because the store
+// failed.
 func PermitOf(ctx context.Context, policy string) (permit ratelimit.Permit, ok bool) {
 	return edge.PermitOf(ctx, policy)
 }

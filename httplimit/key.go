@@ -19,8 +19,8 @@ type Key = func(*http.Request) (string, error)
 func ForAll(*http.Request) (string, error) { return "", nil }
 
 // ByHeader returns a key that is the value of a header, such as an API key that was checked before:
-// see [BySubject]. Use [Hashed] for secrets. Without the header, or with several values, the
-// request is answered 400, since the handler may see another value.
+// see [BySubject]. Use [Hashed] for secrets. Without the header the request is answered 400. So it
+// is with several values, since the handler may read another one.
 func ByHeader(name string) Key {
 	name = http.CanonicalHeaderKey(name)
 	return func(r *http.Request) (string, error) {

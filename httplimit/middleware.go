@@ -60,7 +60,7 @@ type Config struct {
 	InFlight []InFlightPolicy
 
 	// Permits has the store's verbs for InFlight, and is required for it: store.Permits(). With
-	// a fallback.Store around the store, it is what the Permits method of that returns.
+	// a fallback.Store f around the store, it is f.Permits(store.Permits()).
 	Permits ratelimit.Permits
 
 	// Catalog chooses the limit of a key, such as an override in a database, in place of Limit
