@@ -143,6 +143,8 @@ func (l *lines) enter(c client, asked *ratelimit.PermitRequest, woken bool, most
 		case li == nil || !li.known:
 		case l.standby(id, li) >= p.N:
 			wait = max(wait, most)
+		case woken && i < len(parts)-1: // the next limit says whether it may wait for long
+			wait = max(wait, min(most, soon))
 		case !woken && p.Limit.Mode != ratelimit.ModeRefuse:
 			return 0, &parts[i]
 		default:
