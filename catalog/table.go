@@ -359,6 +359,24 @@ func (t *table) lock(ctx context.Context, q querier) error {
 	return fault("wait for those who write definitions", err)
 }
 
+// lockBehindRows is lock for a transaction that has locked rows, whose calls wait meanwhile: after lockWait,
+// which is less than the server's deadlock_timeout, it returns errAgain. It restores the lock_timeout, as
+// the rollback does.
+const lockBehindRows = `SELECT set_config('ratelimit.lock_timeout', current_setting('lock_timeout'), true), set_config('lock_timeout', $2::text, true),
+	pg_advisory_xact_lock(hashtextextended('rate_limit_definitions', $1::text::regclass::oid::int8)),
+	set_config('lock_timeout', current_setting('ratelimit.lock_timeout'), true)`
+
+const lockWait = "200ms"
+
+func (t *table) lockBehindRows(ctx context.Context, tx pgx.Tx) error {
+	_, err := tx.Exec(ctx, lockBehindRows, t.definitions, lockWait)
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) && (pgErr.Code == "55P03" || pgErr.Code == "57014") { // lock_not_available; query_canceled, if the lock comes in that moment
+		return errAgain
+	}
+	return fault("wait for those who write definitions", err)
+}
+
 func (t *table) forget(ctx context.Context, q querier, name string) (int64, error) {
 	tag, err := q.Exec(ctx, t.sql(forget), name)
 	return tag.RowsAffected(), fault("forget a limit", err)
