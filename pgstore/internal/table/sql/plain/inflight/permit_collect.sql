@@ -36,5 +36,5 @@ SET value = CASE what WHEN 'take' THEN greatest(r.value + 1, round(date_part('ep
 	paused = CASE what WHEN 'claim' THEN c.until END,
 	ahead = CASE WHEN what IN ('take', 'keep', 'claim') AND NOT done.done THEN ARRAY[turn.fence] END
 FROM w CROSS JOIN turn CROSS JOIN c CROSS JOIN done
-WHERE r.name = $1::text AND r.key = $2::text AND r.shard = w.shard AND (w.what <> 'keep' OR done.done OR r.ts < c.soon)
+WHERE (SELECT count(*) FROM turn) = 1 AND r.name = $1::text AND r.key = $2::text AND r.shard = w.shard AND (w.what <> 'keep' OR done.done OR r.ts < c.soon)
 RETURNING r.shard, r.value::int8, w.what, done.done, c.now, c.until
