@@ -168,6 +168,9 @@ func remaining(s ratelimit.Status) int64 {
 // effectiveWindow returns the time within which no more than the remaining tokens can be used. That
 // is until the next whole token; for a full limit, the time that one takes to come back after use.
 func effectiveWindow(s ratelimit.Status) time.Duration {
+	if s.Request.Mode == ratelimit.ModeRefuse { // nothing is left until the mode ends
+		return s.RetryAfter
+	}
 	d := s.Request.Limit.Definition()
 	wait := nextToken(d, s)
 	if paused := s.PausedUntil.Sub(s.At); !s.PausedUntil.IsZero() && paused > 0 {
