@@ -85,26 +85,12 @@ func reserve(n float64) move {
 	return func(t *testing.T, p *player, at time.Time) Status { return p.take(t, true, at, n) }
 }
 
-func credit(n float64) move {
-	return func(_ *testing.T, p *player, at time.Time) Status {
-		after := definition(p.limit).Credit(p.state(at), at, n)
-		p.row = &after
-		return decide.Credited(p.limit.ForN(p.key, n), []bucket.State{after}, at)
-	}
-}
-
 func pause(until time.Time) move {
 	return func(_ *testing.T, p *player, at time.Time) Status {
 		after := definition(p.limit).Pause(p.state(at), at, until)
 		p.row = &after
 		return decide.Credited(p.limit.For(p.key), []bucket.State{after}, at)
 	}
-}
-
-func resume(_ *testing.T, p *player, at time.Time) Status {
-	after := definition(p.limit).Resume(p.key, p.state(at), at)
-	p.row = &after
-	return decide.Credited(p.limit.For(p.key), []bucket.State{after}, at)
 }
 
 // as is do after the definition was changed in code.
