@@ -511,7 +511,7 @@ func (c *Catalog) replaceKeys(ctx context.Context, tx pgx.Tx, k *keeping, keys [
 			others, done.apart = append(others, k.record(&r)), append(done.apart, key)
 		}
 		if r.By != nil && !sure {
-			r.To = is
+			r.To, r.Cuts = is, will.Definition().Capacity < is.Definition().Capacity
 		}
 		all = append(all, r)
 	}
