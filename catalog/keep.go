@@ -21,10 +21,6 @@ const (
 	firstWait = 5 * time.Millisecond
 )
 
-// errAgain reports an edit that must be decided again, because the limit or its rows changed
-// meanwhile.
-var errAgain = errors.New("the limit is being changed by somebody else")
-
 // keeps reports whether an edit changes rows, so that what was used stays used.
 func (c *Catalog) keeps(e *Edit) bool {
 	p := e.before.limits[e.Name]
@@ -54,6 +50,9 @@ func (c *Catalog) keepEach(ctx context.Context, tx pgx.Tx, edits []KeyEdit, agre
 		if err := c.keepRows(ctx, tx, &kept[i], &edits[i], agreed); err != nil {
 			return nil, err
 		}
+	}
+	if err := c.table.lockBehindRows(ctx, tx); err != nil {
+		return nil, err
 	}
 	made := make([]Edit, len(edits))
 	for i := range edits {
@@ -174,7 +173,7 @@ func again(ctx context.Context, do func() error) (err error) {
 		select {
 		case <-time.After(time.Duration(rand.Int64N(int64(firstWait << min(i, 6))))):
 		case <-ctx.Done():
-			return ctx.Err()
+			return fmt.Errorf("catalog: %w: %w", err, ctx.Err())
 		}
 	}
 	return fmt.Errorf("catalog: %w", err)
