@@ -371,10 +371,6 @@ func (t *table) lock(ctx context.Context, q querier) error {
 	return fault("wait for those who write definitions", err)
 }
 
-// errAgain reports an edit that must be decided again, because the limit or its rows changed
-// meanwhile.
-var errAgain = errors.New("the limit is being changed by somebody else")
-
 // lockBehindRows is lock for a transaction that has locked rows, whose calls wait meanwhile: after lockWait,
 // which is less than the server's deadlock_timeout, it returns errAgain. It restores the lock_timeout, as
 // the rollback does.
