@@ -20,6 +20,10 @@ import (
 // the set migrations.Catalog, or name the schema in [Config].
 var ErrNotMigrated = errors.New("catalog: the tables of the catalog are not there")
 
+// errAgain reports an edit that must be decided again, because the limit or its rows changed
+// meanwhile.
+var errAgain = errors.New("the limit is being changed by somebody else")
+
 // querier is implemented by pools and transactions.
 type querier interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
@@ -366,10 +370,6 @@ func (t *table) lock(ctx context.Context, q querier) error {
 	_, err := q.Exec(ctx, lock, t.definitions)
 	return fault("wait for those who write definitions", err)
 }
-
-// errAgain reports an edit that must be decided again, because the limit or its rows changed
-// meanwhile.
-var errAgain = errors.New("the limit is being changed by somebody else")
 
 // lockBehindRows is lock for a transaction that has locked rows, whose calls wait meanwhile: after lockWait,
 // which is less than the server's deadlock_timeout, it returns errAgain. It restores the lock_timeout, as
