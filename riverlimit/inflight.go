@@ -54,7 +54,7 @@ func permitsOf(catalog ratelimit.Catalog, of func(*rivertype.JobRow) ratelimit.P
 
 // acquire returns the job's permit, or the refusal of the part for which it has to wait. Where jobs wait in
 // line a new one asks only if it may wait in a worker.
-func (m *Middleware) acquire(ctx context.Context, c client, job *rivertype.JobRow, asked *ratelimit.PermitRequest) (ratelimit.Permit, error) {
+func (m *Middleware) acquire(ctx context.Context, c client, job *rivertype.JobRow, asked *ratelimit.PermitRequest) (permit ratelimit.Permit, err error) {
 	if err := asked.Validate(); err != nil {
 		return ratelimit.Permit{}, err
 	}
@@ -65,10 +65,10 @@ func (m *Middleware) acquire(ctx context.Context, c client, job *rivertype.JobRo
 	case wait == 0:
 		return m.store.Permits().Acquire(ctx, *asked)
 	}
-	defer m.lines.leave(c, asked)
+	defer func() { m.lines.leave(c, asked, !permit.OK) }()
 	waiting, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	permit, err := m.store.Permits().AcquireWait(waiting, *asked)
+	permit, err = m.store.Permits().AcquireWait(waiting, *asked)
 	switch {
 	case ctx.Err() != nil || waiting.Err() == nil || !errors.Is(err, context.DeadlineExceeded):
 		return permit, err

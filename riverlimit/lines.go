@@ -56,6 +56,7 @@ type lines struct {
 // line is what is known of one.
 type line struct {
 	limit   ratelimit.InFlight
+	shared  lineID        // that of the last limit that its jobs ask for: itself, if they ask for no other
 	known   bool          // that jobs are parked there
 	parks   int           // how many jobs were parked there from here
 	left    []int64       // jobs that have come by themselves, until they are taken out
@@ -108,13 +109,23 @@ func (l *lines) line(id lineID, limit ratelimit.InFlight) *line {
 }
 
 // standby returns how many jobs' weight may wait for permits of a line in workers here, beside those that
-// do. It needs mu.
+// do; it is negative if more do. Jobs that ask for a further limit are no more than may wait for that, or
+// a tenant's would keep those of others from the workers. It needs mu.
 func (l *lines) standby(id lineID, li *line) int {
+	n := l.startSoon(id, li)
+	if shared := l.of[li.shared]; shared != nil {
+		n = min(n, max(l.startSoon(li.shared, shared), -li.waiting))
+	}
+	return n
+}
+
+// startSoon is standby by the line's own limit.
+func (l *lines) startSoon(id lineID, li *line) int {
 	took := l.took[id.name]
 	if took == 0 {
-		return 0
+		return -li.waiting
 	}
-	return max(0, min(int(time.Duration(li.limit.Limit)*soon/took), 2*li.limit.Limit+fronts)-li.waiting)
+	return min(int(time.Duration(li.limit.Limit)*soon/took), 2*li.limit.Limit+fronts) - li.waiting
 }
 
 // enter returns for how long a job may wait for its permits in a worker; it must leave then. 0 is not at all:
@@ -132,6 +143,8 @@ func (l *lines) enter(c client, asked *ratelimit.PermitRequest, woken bool, most
 		case li == nil || !li.known:
 		case l.standby(id, li) >= p.N:
 			wait = max(wait, most)
+		case woken && i < len(parts)-1: // the next limit says whether it may wait for long
+			wait = max(wait, min(most, soon))
 		case !woken && p.Limit.Mode != ratelimit.ModeRefuse:
 			return 0, &parts[i]
 		default:
@@ -146,13 +159,17 @@ func (l *lines) enter(c client, asked *ratelimit.PermitRequest, woken bool, most
 	return wait, nil
 }
 
-// leave ends the wait of a job that has entered.
-func (l *lines) leave(c client, asked *ratelimit.PermitRequest) {
+// leave ends the wait of a job that has entered. If it was in vain, others get what was left for it.
+func (l *lines) leave(c client, asked *ratelimit.PermitRequest, vain bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, p := range asked.Parts() {
-		if li := l.of[idOf(c, p.Limit.Name, p.Key)]; li != nil {
-			li.waiting -= p.N
+		li := l.of[idOf(c, p.Limit.Name, p.Key)]
+		if li == nil {
+			continue
+		}
+		if li.waiting -= p.N; vain {
+			l.lookAt(c, li, time.Now())
 		}
 	}
 }
@@ -254,8 +271,8 @@ func (l *lines) wakeStatement(river string) string {
 }
 
 // calls returns what is asked of the known lines of a permit that is released, and has the others looked at
-// in a while and all together; unless a job waits for them in a worker here. It notes for how long the
-// permit was held.
+// in a while and all together; unless a job waits for it in a worker here, and is handed it on, which no
+// permit of several limits is. It notes for how long the permit was held.
 func (l *lines) calls(c client, permit *ratelimit.Permit, held time.Duration) (calls []*call, here bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -270,18 +287,26 @@ func (l *lines) calls(c client, permit *ratelimit.Permit, held time.Duration) (c
 		li := l.of[idOf(c, name, p.Key)]
 		here = here || li != nil && li.waiting > 0
 	}
-	if here {
+	if here && len(parts) == 1 {
 		return nil, true
 	}
 	if now := time.Now(); l.later.Before(now.Add(lookAfter)) {
 		l.later = now.Add(2 * lookAfter)
 	}
+	last := parts[len(parts)-1]
+	shared := idOf(c, last.InFlight.Name, last.Key)
 	for _, p := range parts {
 		id := idOf(c, p.InFlight.Name, p.Key)
-		if li := l.of[id]; li != nil && li.known {
-			calls = append(calls, l.call(id, li, 1+len(p.More)))
+		li := l.line(id, p.InFlight)
+		li.shared = shared
+		freed := 1 + len(p.More)
+		if li.waiting > 0 { // for this one, or for one of another limit: who waits is counted, and what is free
+			freed = 0
+		}
+		if li.known {
+			calls = append(calls, l.call(id, li, freed))
 		} else {
-			l.lookAt(c, l.line(id, p.InFlight), l.later)
+			l.lookAt(c, li, l.later)
 		}
 	}
 	return calls, false

@@ -1,6 +1,7 @@
 package riverlimit_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -150,6 +151,53 @@ func TestInsertParkedWhileTheLineEnds(t *testing.T) {
 	}
 	b.eventually(t, 3, completedOnce)
 	b.eventually(t, 0, parkedRows)
+}
+
+// A job that is inserted behind one that another limit refuses meanwhile is found, though that stands in
+// the other's line when it is committed.
+func TestInsertParkedBehindOneThatMoves(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Hour}
+	other := ratelimit.InFlight{Name: "other", Limit: 1, Lease: time.Hour}
+	inFlight := func(job *rivertype.JobRow) ratelimit.PermitRequest {
+		if tenantOf(job) == "both" {
+			return one.For("").And(other.For(""))
+		}
+		return one.For("")
+	}
+	permit, err := b.store.Permits().Acquire(t.Context(), other.For(""))
+	if err != nil || !permit.OK {
+		t.Fatal(permit, err)
+	}
+	in := b.inserter(t)
+	in.InFlight = inFlight
+	if _, err := b.insertTenants(t, in, "one", "both"); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := b.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	if _, err := in.InsertTx(t.Context(), tx, tenantArgs{"one"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	r := newRuns()
+	close(r.letGo)
+	refused := make(chan struct{}, 1000)
+	start(t, b.tenants(t, r, 5, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: inFlight, Observe: func(_ context.Context, e ratelimit.Event) {
+		if e.Outcome == ratelimit.OutcomeRefused && e.Permit.InFlight.Name == other.Name {
+			refused <- struct{}{}
+		}
+	}})))
+	<-refused
+	b.eventually(t, 1, putOff)
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.eventually(t, 2, completedOnce)
+	b.eventually(t, 1, `SELECT count(*) FROM rate_limit_parked WHERE name = 'other'`)
 }
 
 // A job that was woken for a permit of one limit, and is refused by another, leaves the permit to the next.

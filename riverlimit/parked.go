@@ -49,14 +49,18 @@ type parking struct {
 }
 
 // parkSQL parks jobs, and returns which are the first of their lines. A job that was parked before
-// has its place by its priority and ID.
+// has its place by its priority and ID. It stays in its old line while an insertion behind it has locked it,
+// so that the line is not forgotten, and moves when it comes the next time.
 const parkSQL = `WITH jobs AS MATERIALIZED (
 	SELECT j.*, row_number() OVER (PARTITION BY river, name, key ORDER BY priority, job) = 1 AS ahead
 	FROM unnest($1::text[], $2::text[], $3::text[], $4::int2[], $5::int8[], $6::int4[]) WITH ORDINALITY AS j (river, name, key, priority, job, weight, i)
+), free AS MATERIALIZED (
+	SELECT p.river, p.job FROM PARKED AS p JOIN jobs AS j ON j.river = p.river AND j.job = p.job FOR UPDATE OF p SKIP LOCKED
 ), put AS (
 	INSERT INTO PARKED AS p (river, name, key, priority, job, weight)
 	SELECT river, name, key, priority, job, weight FROM jobs ORDER BY river, job
 	ON CONFLICT (river, job) DO UPDATE SET name = excluded.name, key = excluded.key, priority = excluded.priority, weight = excluded.weight
+	WHERE EXISTS (SELECT FROM free AS f WHERE f.river = p.river AND f.job = p.job)
 )
 SELECT ahead AND NOT EXISTS (
 	SELECT FROM PARKED AS p WHERE p.river = j.river AND p.name = j.name AND p.key = j.key AND (p.priority, p.job) < (j.priority, j.job))
