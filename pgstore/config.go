@@ -60,10 +60,12 @@ type Config struct {
 	// (Citus) accepts, and prefers the forms that are fast there. Decisions on their own are
 	// then combined row by row: calls for one limit and key that gather while a statement for
 	// them is under way go together in the next one, if they allow, reserve or take at most n
-	// tokens of one limit without shards. Those for several limits, limits with shards, and
+	// tokens of one limit without shards. Once the pool has fewer than twice as many connections
+	// as calls are under way, Allow of a token bucket also shares statements with calls for other
+	// keys of its Citus shard. Calls for several limits, limits with shards, and
 	// checks are one transaction or statement each.
 	//
-	// They wait for rows that are locked: all calls for such a row by one statement, which has
+	// Calls wait for rows that are locked: all calls for such a row by one statement, which has
 	// one connection of the pool, while calls for other rows go on as long as the pool has
 	// connections for them. A caller that gives up returns at once, but pays if its statement
 	// was under way; the error is that of its context, and not [ErrLocked]. Prune does not skip

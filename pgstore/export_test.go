@@ -3,6 +3,7 @@ package pgstore
 import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/engine"
 )
 
 // Queued is how many transactions wait for their turn before they begin.
@@ -33,3 +34,6 @@ func (s *Store) Crowd(r ratelimit.Request) {
 
 // Meetings is at how many rows others were met lately.
 func (s *Store) Meetings() int { return s.runner.Contended() }
+
+// UnderWay is how many calls on their own are under way.
+func (s *Store) UnderWay() int64 { return engine.Probe{Engine: s.engine}.UnderWay() }

@@ -16,6 +16,7 @@ type queue struct {
 
 	// Of the queue of a row:
 	used   time.Time // when a call last needed it
+	apart  time.Time // when its row was last not granted together with others of its part
 	atOnce bool      // the last wait for the row got it,
 	extra  bool      // by a grant with tokens for the Memory
 }
@@ -34,11 +35,12 @@ const manyRows = 64
 type awaited struct {
 	row  decide.Row
 	seat *conn.Seat // nil on a distributed table, on which every statement waits
+	part bool       // it is a part of a distributed table instead
 }
 
 // rowOrNil returns the row; nil for none.
 func (a *awaited) rowOrNil() *decide.Row {
-	if a == nil {
+	if a == nil || a.part {
 		return nil
 	}
 	return &a.row
@@ -131,7 +133,14 @@ func (e *Engine) requeue(tickets []*Ticket) {
 	for _, t := range tickets {
 		row := *t.Value.locked.Load()
 		e.mark(row)
-		e.queueForLocked(row, t.Value).Join(t)
+		if e.table.PassesOver() {
+			e.queueForLocked(row, t.Value).Join(t)
+		} else {
+			t.Value.locked.Store(nil) // it need not be locked
+			q := e.queueOf(row)
+			e.rows[row].apart = time.Now()
+			q.Join(t)
+		}
 	}
 }
 
@@ -172,7 +181,7 @@ func (e *Engine) serveLocked(ctx context.Context, row decide.Row, tickets []*Tic
 		_ = w.Attempt(ctx, func(s *conn.Seat) error { // if ctx is over no caller is left
 			var await *awaited
 			if s != nil {
-				await = &awaited{row, s}
+				await = &awaited{row: row, seat: s}
 			}
 			left = e.decideAll(ctx, tickets, true, await)
 			return nil
