@@ -12,7 +12,8 @@
 // On plain PostgreSQL none of them waits for a row that another transaction has locked: such rows
 // are passed over, and their calls go on in a queue for that row alone, which waits for it. Later
 // calls for the row join that queue at once. Where tables are distributed nothing can be passed
-// over, so each row has such a queue from the beginning.
+// over, so each row has such a queue from the beginning; if many calls are under way, those for rows of
+// one part of the table share a statement before.
 package engine
 
 import (
@@ -178,8 +179,8 @@ func (e *Engine) Decide(ctx context.Context, w *watch.Watch, p *Pending) (rateli
 }
 
 // queueFor returns the queue in which a call is decided: the queue of a locked row if the call needs
-// one, or else a queue that keys share. On a distributed table it is the queue of the call's row, or
-// a new queue for a call with several rows.
+// one, or else a queue that keys share. On a distributed table it is the queue of the call's row or of
+// its part, or a new queue for a call with several rows. underWay is the number of calls under way.
 func (e *Engine) queueFor(p *Pending, underWay int64) *batch.Queue[*Pending] {
 	e.mu.Lock()
 	defer e.mu.Unlock()

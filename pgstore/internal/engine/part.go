@@ -10,23 +10,23 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// parts are the parts of a distributed table, whose calls share statements. They are asked for once, and
-// asked for again after some time: a key of another part than is remembered is decided all the same, only
-// slower.
+// parts holds the parts of a distributed table, which Citus calls shards. Calls for rows of one part share
+// statements. A key whose part has changed since it was asked for is decided all the same, only slower.
 type parts struct {
 	queues map[int64]*batch.Queue[*Pending]
 	asking *batch.Queue[*Pending] // of calls for keys whose part is not known
 
-	of    map[string]int64 // of keys; nil if the table has no parts
-	asked time.Time
+	of    map[string]int64 // the parts of keys; nil if the table has none
+	asked time.Time        // when of was made
 
-	underWay atomic.Int64 // calls, of which so many go
-	alone    int64
+	underWay atomic.Int64 // the number of calls
+	alone    int64        // up to this number, each goes to the queue of its row; half of the pool's connections
 }
 
 const (
-	partsKnown = time.Minute // for which the parts of keys are remembered,
-	mostKnown  = 1 << 17     // and of how many keys
+	partsKnown = time.Minute // how long parts are remembered
+	mostKnown  = 1 << 17     // the number of keys whose parts are remembered
+	fewest     = 4           // the number of calls under way for each part above which they share statements
 )
 
 // decider returns the Decider of calls that wait for await.
@@ -37,19 +37,19 @@ func (e *Engine) decider(await *awaited) table.Decider {
 	return e.table.Decider()
 }
 
-// queueOnNode returns the queue of a call for one row of a distributed table: that of its part, if calls
-// of its kind share statements there, or else that of the row. A row that did not share lately is not
-// tried together with others. It needs mu.
+// queueOnNode returns the queue of a call for one row of a distributed table: that of its part, if the call
+// can share statements there, otherwise that of the row. A few calls have a connection each, and go faster
+// alone. While calls wait for a row, it is not tried together with others. It needs mu.
 func (e *Engine) queueOnNode(p *Pending, underWay int64) *batch.Queue[*Pending] {
 	demand := &p.Call.Demands[0]
 	row := decide.Row{Key: demand.KeyOf()}
 	if !p.Call.Plain || p.Extra || !e.table.InParts(&demand.Definition) {
 		return e.queueOf(row)
 	}
-	if q := e.rows[row]; q != nil && q.calls != nil && (time.Since(q.apart) <= Contended || !q.calls.Idle()) {
+	if q := e.rows[row]; q != nil && q.calls != nil && !q.calls.Idle() {
 		return q.calls
 	}
-	if underWay <= e.parts.alone {
+	if underWay <= max(e.parts.alone, fewest*int64(len(e.parts.queues))) {
 		return e.queueOf(row)
 	}
 	if time.Since(e.parts.asked) > partsKnown {
@@ -82,8 +82,8 @@ func (e *Engine) queueOfPart(part int64) *batch.Queue[*Pending] {
 	return calls
 }
 
-// askParts asks for the parts of calls' keys, and moves the calls to the queues of these. If the table has
-// no parts, they move to the queues of their rows.
+// askParts asks for the parts of calls' keys, and moves the calls to the queues of their parts. If the table
+// has no parts, they move to the queues of their rows.
 func (e *Engine) askParts(ctx context.Context, tickets []*Ticket) {
 	keys := make([]string, len(tickets))
 	for i, t := range tickets {
@@ -102,7 +102,7 @@ func (e *Engine) askParts(ctx context.Context, tickets []*Ticket) {
 	}
 	together := make(map[*batch.Queue[*Pending]][]*Ticket)
 	for i, t := range tickets {
-		q := (*batch.Queue[*Pending])(nil)
+		var q *batch.Queue[*Pending]
 		if found == nil {
 			q = e.queueOf(decide.Row{Key: t.Value.Call.Demands[0].KeyOf()})
 		} else {

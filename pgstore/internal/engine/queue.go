@@ -16,7 +16,6 @@ type queue struct {
 
 	// Of the queue of a row:
 	used   time.Time // when a call last needed it
-	apart  time.Time // when its row was last not granted together with others of its part
 	atOnce bool      // the last wait for the row got it,
 	extra  bool      // by a grant with tokens for the Memory
 }
@@ -35,7 +34,7 @@ const manyRows = 64
 type awaited struct {
 	row  decide.Row
 	seat *conn.Seat // nil on a distributed table, on which every statement waits
-	part bool       // it is a part of a distributed table instead
+	part bool       // no row: the calls are for rows of a part of a distributed table
 }
 
 // rowOrNil returns the row; nil for none.
@@ -137,9 +136,7 @@ func (e *Engine) requeue(tickets []*Ticket) {
 			e.queueForLocked(row, t.Value).Join(t)
 		} else {
 			t.Value.locked.Store(nil) // it need not be locked
-			q := e.queueOf(row)
-			e.rows[row].apart = time.Now()
-			q.Join(t)
+			e.queueOf(row).Join(t)
 		}
 	}
 }

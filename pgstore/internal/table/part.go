@@ -14,18 +14,17 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
-// partTable grants from rows of one part of a distributed table, which is on one node, by one
-// transaction there. (Citus calls a part a shard.) It waits for locked rows for [partWait], and then
-// takes nothing. A statement has its rows in their order, so it meets no transaction of others in a
-// deadlock.
+// partTable grants from rows of one part of a distributed table by one transaction. (Citus calls a part a
+// shard; it is on one node.) The transaction waits for a locked row for [partWait], and then takes
+// nothing. Rows are in the order in which all transactions lock them, so there are no deadlocks.
 type partTable struct{ distributedTable }
 
 // partWait is the lock_timeout of a transaction for several rows. A row that a caller's transaction
-// has locked holds up the other rows of the part for as long, once. It is longer than another
-// process' transaction for several rows takes.
-const partWait = 20 * time.Millisecond
+// has locked holds up the rest of its part for as long, once. Such a transaction of another process mostly
+// takes less.
+const partWait = 50 * time.Millisecond
 
-// mostRows is the largest number of rows of a statement for several rows, a power of 2.
+// mostRows is the largest number of rows of a statement. Each text costs a session 3.5 kB for a row.
 const mostRows = 64
 
 func (t partTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, _ bool, now *time.Time) error {
@@ -55,9 +54,10 @@ func (t partTable) Decide(_ context.Context, _ *pgxpool.Pool, d *Decision, _ *ti
 	return err
 }
 
-// queueParts puts into a batch the statements for grants: for each run of grants with one definition, as
-// few as have a power of 2 rows each, so that there are few texts to prepare.
+// queueParts puts into a batch the statements for grants, in the order of their rows. The rows of a
+// statement have one definition.
 func (t partTable) queueParts(batch *pgx.Batch, grants []Grant, now *time.Time) {
+	var at time.Time
 	for len(grants) > 0 {
 		n := 0
 		for n < len(grants) && grants[n].inPart() && grants[n].Definition == grants[0].Definition {
@@ -69,33 +69,44 @@ func (t partTable) queueParts(batch *pgx.Batch, grants []Grant, now *time.Time) 
 		}
 		n = rowsOf(n)
 		rows := grants[:n:n]
-		batch.Queue(t.of(&rows[0].Definition).parts[n], partArgs(rows, now)...).Query(scanPart(rows, now))
+		if rows[0].Definition.Stepped() {
+			QueueNow(batch, now, &at)
+		}
+		batch.Queue(t.of(&rows[0].Definition).parts[n], partArgs(rows, now)...).Query(scanPart(rows, &at, now))
 		grants = grants[n:]
 	}
 }
 
-// inPart reports whether a statement for several rows can make a grant: the row is to have the count
-// itself, and the statement, which only sees what is left of a full row, finds the count in it.
+// inPart reports whether a statement for several rows can make a grant. Its conflict clause has no other
+// number of each row than the value for a new row, so the count must be exactly what that lacks.
 func (g *Grant) inPart() bool {
 	return !g.TakesExtra() && !g.never() && g.Need == g.Count && g.Definition.Capacity-(g.Definition.Capacity-g.Count) == g.Count
 }
 
-// rowsOf returns of n rows how many the next statement has: not all numbers have a text, since a session
-// keeps what it has prepared.
+// rowsOf returns how many of n rows the next statement has. Only numbers of four leading bits have a text,
+// since a session keeps what it has prepared.
 func rowsOf(n int) int {
 	n = min(n, mostRows)
 	return n &^ (1<<max(bits.Len(uint(n))-4, 0) - 1)
 }
 
-// partTexts returns the statements by their number of rows. A row has its key, its shard and the value that
-// a new row is left with.
-func partTexts(text string) map[int]string {
+// The rows of a statement have their key, their shard and the value that a new row is left with; those of a
+// window also an instant from which to count its edges.
+const (
+	bucketRow = "($1::text, $%[1]d::text, $%[2]d::int4, $%[3]d::float8, coalesce($5::timestamptz, clock_timestamp()))"
+	windowRow = "($1::text, $%[1]d::text, $%[2]d::int4, $%[3]d::float8, " +
+		"date_bin($4::float8 * interval '1 microsecond', coalesce($5::timestamptz, clock_timestamp()), $%[4]d::timestamptz))"
+)
+
+// partTexts returns the statements by their number of rows. text is all but the rows.
+func partTexts(text, row string) map[int]string {
 	if text == "" {
 		return nil
 	}
-	texts, rows := make(map[int]string), make([]string, mostRows)
+	texts, rows, columns := make(map[int]string), make([]string, mostRows), strings.Count(row, "%")
 	for i := range rows {
-		rows[i] = fmt.Sprintf("($1::text, $%d::text, $%d::int4, $%d::float8, coalesce($5::timestamptz, clock_timestamp()))", 3*i+6, 3*i+7, 3*i+8)
+		first := 6 + columns*i
+		rows[i] = fmt.Sprintf(row, first, first+1, first+2, first+3)
 		if n := i + 1; n == rowsOf(n) {
 			texts[n] = fmt.Sprintf(text, strings.Join(rows[:n], ", "))
 		}
@@ -105,16 +116,19 @@ func partTexts(text string) map[int]string {
 
 func partArgs(grants []Grant, now *time.Time) []any {
 	d := &grants[0].Definition
-	args := append(make([]any, 0, 5+3*len(grants)), grants[0].Name, d.Capacity, d.Rate, micros(d.Period), now)
+	args := append(make([]any, 0, 5+4*len(grants)), grants[0].Name, d.Capacity, d.Rate, micros(d.Period), now)
 	for i := range grants {
 		g := &grants[i]
-		args = append(args, g.Key.Key, int32(g.Shard), d.Capacity-g.Count)
+		if args = append(args, g.Key.Key, int32(g.Shard), d.Capacity-g.Count); d.Stepped() {
+			args = append(args, origin(d, g.Key.Key, time.Time{}, now))
+		}
 	}
 	return args
 }
 
-// scanPart returns the function that reads the rows of a statement for several grants of a part.
-func scanPart(grants []Grant, now *time.Time) func(pgx.Rows) error {
+// scanPart returns the function that reads the rows of a statement for several grants of a part. Of a window
+// at is the clock before the statement; of a bucket, the row has it.
+func scanPart(grants []Grant, at, now *time.Time) func(pgx.Rows) error {
 	return func(rows pgx.Rows) error {
 		var (
 			r     returned
@@ -124,7 +138,9 @@ func scanPart(grants []Grant, now *time.Time) func(pgx.Rows) error {
 		_, err := pgx.ForEachRow(rows, []any{&row.Key.Key, &shard, &r.value, &r.ts}, func() error {
 			row.Shard = int(shard)
 			i := sort.Search(len(grants), func(i int) bool { return grants[i].Compare(row) >= 0 })
-			r.at = r.ts // of a bucket
+			if r.at = r.ts; at.After(r.ts.Time) {
+				r.at.Time = *at
+			}
 			r.report(&grants[i], now)
 			return nil
 		})

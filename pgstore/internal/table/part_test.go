@@ -26,6 +26,7 @@ func TestPartGrantAgrees(t *testing.T) {
 	limits := []ratelimit.Limit{
 		ratelimit.TokenBucket{Name: "a", Rate: 7, Period: time.Minute, Capacity: 20},
 		ratelimit.TokenBucket{Name: "b", Rate: 3, Period: time.Second, Capacity: 0.3},
+		ratelimit.FixedWindow{Name: "c", Rate: 7, Period: time.Minute, Capacity: 20},
 	}
 	random := rand.New(rand.NewPCG(3, 14))
 	outcomes := make(map[bool]int)
@@ -33,7 +34,7 @@ func TestPartGrantAgrees(t *testing.T) {
 		var grants []Grant
 		var before []bucket.State
 		for i := range random.IntN(100) {
-			limit := limits[random.IntN(2)]
+			limit := limits[random.IntN(len(limits))]
 			d := bucket.Definition(limit.Definition())
 			count := d.Capacity * float64(random.IntN(12)) / 10
 			grants = append(grants, Grant{Need: count, Change: decide.Change{
@@ -47,9 +48,12 @@ func TestPartGrantAgrees(t *testing.T) {
 		for i := range grants {
 			g := &grants[i]
 			state := bucket.State{Value: g.Definition.Capacity * (random.Float64()*2 - 1), TS: now.Add(-time.Duration(random.IntN(100)) * time.Second)}
+			if g.Definition.Stepped() && random.IntN(4) > 0 {
+				state.TS = g.Definition.Fresh(g.Key.Key, state.TS).TS
+			}
 			switch random.IntN(4) {
 			case 0: // there is no row
-				before = append(before, g.Definition.Fresh("", now))
+				before = append(before, g.Definition.Fresh(g.Key.Key, now))
 				continue
 			case 1:
 				state.Paused = now.Add(time.Duration(random.IntN(2)) * time.Second)
@@ -63,7 +67,8 @@ func TestPartGrantAgrees(t *testing.T) {
 		for i := range grants {
 			g := &grants[i]
 			want, ok := g.Definition.Take(before[i], now, g.Count, 0)
-			ok = ok && g.inPart() && !before[i].Paused.After(now)
+			edge := func(at time.Time) time.Time { return g.Definition.Fresh(g.Key.Key, at).TS } // of a bucket, it is the instant
+			ok = ok && g.inPart() && !before[i].Paused.After(edge(now)) && before[i].TS.Equal(edge(before[i].TS))
 			if got := g.Taken; got.OK != ok || ok && (got.After.Value != want.Value || !got.After.TS.Equal(want.TS) || !got.At.Equal(now)) {
 				t.Fatalf("%v of %s with %v: got %v, want %v %v", g.Count, g.Name, before[i], got, want, ok)
 			}
