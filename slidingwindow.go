@@ -12,28 +12,17 @@ const MaxSlots = 1000
 // defaultSlots loses a seventeenth of the rate of a flood, and keeps a row small.
 const defaultSlots = 16
 
-// SlidingWindow is a limit that never grants more than Rate in any window of length Period,
-// wherever that begins. It is for third parties that document "no more than 100 in any 60
-// seconds", and ban callers that exceed it.
+// SlidingWindow is a limit that never grants more than Rate in any stretch of Period. It is for
+// third parties that document "no more than 100 in any 60 seconds", and ban callers that exceed it.
 //
-// Time is cut into slots of Period / Slots, and the tokens taken in a slot come back when no
-// window can hold both the slot and now: Slots + 1 slots later. So the burst after idleness is
-// all of Rate, and a flood that never ends gets Slots / (Slots + 1) of it.
+// Time is cut into slots of Period / Slots. Tokens come back Slots + 1 slots after their own, when
+// no window holds both. So idleness brings all of Rate back, and a flood gets Slots / (Slots + 1)
+// of it.
 //
-// A reservation is for the start of a slot. Work that starts late, anywhere within that slot,
-// still keeps the bound: up to SlotWidth after RetryAt. A call that is allowed at once is
-// counted in the slot of its [Status].At. Work that begins when its slot is over, since its
-// caller has waited long for the row, say, is counted too early.
-//
-// To settle for less gives back to the slot that the call was given, unless no window holds
-// that any more. To settle for more counts it in the newest slot, so that no later grant shares
-// a window with more than Rate, whether the work is thought of as done when it was granted or
-// when it was settled. (With Shards that is so for each row.) Work that is reserved for
-// together, by [Result.Instants] and [Result.Split], is in one slot, and due when it begins.
-//
-// Reservations are served in the order of arrival, and while a reservation is ahead nothing is
-// allowed before it. In a call of several limits each is reserved for an instant of its own,
-// and the result has the latest.
+// An allowed call counts in the slot of its Status.At. A reservation is for the start of a slot,
+// and its work may start up to SlotWidth late. Reservations are served in order, and nothing is
+// allowed before them. More:
+// https://github.com/pgratelimit/ratelimit/blob/main/docs/limits.md#sliding-windows.
 type SlidingWindow struct {
 	// Name is the limit's identity in the database, together with the key.
 	// Required, at most MaxNameLength bytes. A limit that was of another kind

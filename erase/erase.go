@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/parked"
 )
 
 // Counts holds the number of rows about some keys, by table.
@@ -20,12 +21,12 @@ type Counts struct {
 	Changes   int64 `json:"changes"`   // of rate_limit_history
 	Pending   int64 `json:"pending"`   // of rate_limit_pending
 	Refusals  int64 `json:"refusals"`  // of rate_limit_refusals
-	Parked    int64 `json:"parked"`    // of rate_limit_parked: the jobs themselves start a day later
+	Parked    int64 `json:"parked"`    // of rate_limit_parked: the jobs themselves stay, and start
 }
 
 // String returns the counts in a line.
 func (c Counts) String() string {
-	return fmt.Sprintf("rows of limits: %d, overrides: %d, changes in the history: %d, edits under way: %d, refusals: %d, parked jobs: %d", c.Rows, c.Overrides, c.Changes, c.Pending, c.Refusals, c.Parked)
+	return fmt.Sprintf("rows of limits: %d, overrides: %d, changes in the history: %d, edits under way: %d, refusals: %d, parked jobs, which start: %d", c.Rows, c.Overrides, c.Changes, c.Pending, c.Refusals, c.Parked)
 }
 
 // tables lists the tables that hold keys, with how to find a key's rows and how to erase them.
@@ -76,12 +77,18 @@ func Count(ctx context.Context, tx pgx.Tx, schema string, keys ...string) (Count
 // Keys are matched exactly: a key joined by [ratelimit.Key] or hashed is another key than its
 // parts. A program that still calls a limit with the key, or holds its tokens or counts in memory,
 // writes it again, so erase after that has ended. Notes of other overrides, your own tables such as
-// River's jobs, and backups are not searched.
+// River's jobs, and backups are not searched. A permit that is held is lost, and the holder's context ends.
+// A job that is parked for a key starts, since nothing would wake it for a day: cancel it first if it must not.
 //
 // Errors are [ratelimit.ErrInvalid], also for "", the key of limits without keys, and those of
 // PostgreSQL and pgx; roll tx back after one. A set of migrations that was not applied counts 0.
 func Keys(ctx context.Context, tx pgx.Tx, schema string, keys ...string) (Counts, error) {
 	return each(ctx, tx, schema, keys, func(in func(string) string, i int) (n int64, err error) {
+		if tables[i].name == parked.Table {
+			if err := start(ctx, tx, in("TABLE"), keys); err != nil {
+				return 0, err
+			}
+		}
 		for _, sql := range tables[i].erase {
 			if sql == remove {
 				sql += tables[i].where
@@ -94,6 +101,26 @@ func Keys(ctx context.Context, tx pgx.Tx, schema string, keys ...string) (Counts
 		}
 		return n, nil
 	})
+}
+
+// start makes the jobs available that are parked for keys.
+func start(ctx context.Context, tx pgx.Tx, table string, keys []string) error {
+	rows, err := tx.Query(ctx, "SELECT river, array_agg(job) FROM "+table+" AS t WHERE "+byKey+" GROUP BY river", keys)
+	if err != nil {
+		return err
+	}
+	lines, err := pgx.CollectRows(rows, pgx.RowToStructByPos[struct {
+		River string
+		Jobs  []int64
+	}])
+	for i := 0; i < len(lines) && err == nil; i++ {
+		jobs, there := parked.Qualified(lines[i].River, "river_job"), false
+		err = tx.QueryRow(ctx, "SELECT to_regclass($1::text) IS NOT NULL", jobs).Scan(&there)
+		if err == nil && there {
+			_, err = tx.Exec(ctx, "UPDATE "+jobs+" SET state = 'available', scheduled_at = least(created_at, now()) WHERE id = ANY ($1::int8[]) AND (state = 'scheduled' OR state = 'available' AND scheduled_at > now())", lines[i].Jobs)
+		}
+	}
+	return err
 }
 
 // each runs one step for every table that exists.

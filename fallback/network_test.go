@@ -242,7 +242,7 @@ func TestPoolInUse(t *testing.T) {
 	}
 }
 
-// closeDead is BeforeClose of docs/silence.md.
+// closeDead is BeforeClose of docs/monitoring.md.
 func closeDead(conn *pgx.Conn) {
 	if !conn.IsClosed() {
 		return

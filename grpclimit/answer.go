@@ -54,7 +54,11 @@ func (l *Limiter) refuse(ctx context.Context, e ratelimit.Event) error {
 		return later(ctx, codes.ResourceExhausted, text, edge.FullWait(*e.Permit, l.config.FullRetryAfter), failure)
 	}
 	for _, s := range e.Result.Each() {
-		if !s.OK {
+		switch {
+		case s.OK:
+		case s.Request.Mode == ratelimit.ModeRefuse:
+			violated(ratelimit.NameOf(s.Request.Limit), "refused by its mode")
+		default:
 			violated(ratelimit.NameOf(s.Request.Limit), fmt.Sprintf("%d are left", s.Remaining))
 		}
 	}

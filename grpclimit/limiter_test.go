@@ -463,6 +463,14 @@ func TestCatalog(t *testing.T) {
 		wantCode(t, say(as(t, user), conn, "hello"), codes.OK)
 		wantCode(t, say(as(t, user), conn, "hello"), want)
 	}
+	if _, err := known.Set(t.Context(), perMinute.Name, catalog.AllKeys, catalog.Override{Mode: ratelimit.ModeRefuse}); err != nil {
+		t.Fatal(err)
+	}
+	err = say(as(t, "eve"), conn, "hello") // who has taken nothing yet
+	wantCode(t, err, codes.ResourceExhausted)
+	if text := fmt.Sprint(status.Convert(err).Details()); !strings.Contains(text, "refused by its mode") {
+		t.Errorf("the mode refused with %s", text)
+	}
 }
 
 func TestNewFindsFaults(t *testing.T) {

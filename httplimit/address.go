@@ -9,18 +9,18 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
-// AddressConfig says how the client's address is found behind proxies: Trusted are the addresses of
-// the proxies whose word is believed, none by default; Header is the one field in which they tell it,
-// X-Forwarded-For by default; UnixSocket trusts requests over a Unix socket; IPv4Bits and IPv6Bits
-// are how much of an address is the key, 32 and 64 by default.
+// AddressConfig says how to find a client's address behind proxies. Only the proxies with Trusted
+// addresses are believed; the default is none. They tell the client's address in Header, by default
+// X-Forwarded-For. UnixSocket trusts requests that come over a Unix socket. IPv4Bits and IPv6Bits
+// are the part of an address that is the key, by default 32 and 64 bits.
 type AddressConfig = edge.AddressConfig
 
 // Addresses finds the addresses of clients. It is safe for concurrent use.
 type Addresses struct{ finder edge.Addresses }
 
-// NewAddresses makes an Addresses. A nil config believes no proxy. An error is
-// [ratelimit.ErrInvalid], and tells all that is wrong: a *[ratelimit.FieldError], or several
-// joined.
+// NewAddresses makes an Addresses. A nil config trusts no proxy. An error is
+// [ratelimit.ErrInvalid], and names every invalid field: it is a *[ratelimit.FieldError], or
+// several joined.
 func NewAddresses(config *AddressConfig) (*Addresses, error) {
 	var c AddressConfig
 	if config != nil {
@@ -34,8 +34,8 @@ func NewAddresses(config *AddressConfig) (*Addresses, error) {
 	return &Addresses{*finder}, nil
 }
 
-// Key is the client's address, as far as Config says: "192.0.2.1/32" or
-// "2001:db8::/64". It is a [Key].
+// Key returns the client's address with the bits of the config: "192.0.2.1/32" or "2001:db8::/64".
+// It is a [Key].
 func (a *Addresses) Key(r *http.Request) (string, error) {
 	addr, err := a.Of(r)
 	if err != nil {
@@ -44,8 +44,8 @@ func (a *Addresses) Key(r *http.Request) (string, error) {
 	return a.finder.Key(addr)
 }
 
-// KeyOf returns the key of an address: what an override, a pause or a reset of it writes. The error
-// of one that is invalid is [ratelimit.ErrInvalid].
+// KeyOf returns the key of an address, for an override, a pause or a reset. The error for an
+// invalid address is [ratelimit.ErrInvalid].
 func (a *Addresses) KeyOf(addr netip.Addr) (string, error) {
 	if !addr.IsValid() {
 		return "", &ratelimit.FieldError{Package: "httplimit", Field: "Address", Value: addr, Reason: "must be valid"}
@@ -53,10 +53,10 @@ func (a *Addresses) KeyOf(addr netip.Addr) (string, error) {
 	return a.finder.Key(addr)
 }
 
-// Of is the client's address: that of the nearest hop, going from this server towards the
-// client, that is not a trusted proxy. If all are, it is the furthest. Where a trusted proxy
-// does not give an address, it is the proxy's own, so that no client gets a new key by sending
-// an invalid header.
+// Of returns the client's address. It goes from this server towards the client, and returns the
+// first hop that is not a trusted proxy. If all hops are trusted, it returns the furthest. If a
+// trusted proxy gives no valid address, it returns that proxy's own, so that an invalid header
+// makes no new key.
 func (a *Addresses) Of(r *http.Request) (netip.Addr, error) {
 	addr, err := a.finder.Of(r.RemoteAddr, r.Header[a.finder.Header()])
 	if err != nil {

@@ -12,36 +12,31 @@ import (
 	"github.com/dunglas/httpsfv"
 )
 
-// Advice is a server's statement about its limits in a response. Waits are from the response
-// on, at least 0 and at most 366 days.
+// Advice is what a response says about its server's limits. Waits begin with the response, and are
+// from 0 to 366 days.
 type Advice struct {
-	// RetryAfter is the wait in Retry-After, the longest if there are several. Told is whether
-	// there was one that can be read. It takes precedence over the rest.
+	// RetryAfter is the wait of Retry-After, and the longest of several. Told is true if there was
+	// a readable one. It takes precedence over Reset.
 	RetryAfter time.Duration
 	Told       bool
 
-	// Exhausted is true when a limit has nothing left, and Reset is how long until it
-	// has, the longest wait of those that are exhausted. When none is, Reset is the shortest
-	// wait of those that are given, or 0.
+	// Exhausted is true if a limit has nothing left. Reset is then the longest wait of the
+	// exhausted limits. Otherwise Reset is the shortest wait of all limits, or 0 if none was given.
 	Exhausted bool
 	Reset     time.Duration
 }
 
 // ReadAdvice reads the limits from a response's header:
 //
-//   - Retry-After, and fields whose name has that in it, such as x-ms-retry-after-ms;
-//   - RateLimit, as the draft has it since revision 8 (a list) or in 7 (a dictionary);
-//   - unless RateLimit can be read: each pair of fields for what remains and for the reset, whose
-//     names have ratelimit or rate-limit in them, such as X-RateLimit-Reset,
-//     x-ratelimit-reset-tokens or anthropic-ratelimit-tokens-reset.
+//   - Retry-After, and fields whose names contain that, such as x-ms-retry-after-ms;
+//   - RateLimit, as in draft 7 (a dictionary), and from draft 8 on (a list);
+//   - without a readable RateLimit: fields for what remains and for the reset, whose names
+//     contain ratelimit or rate-limit, such as x-ratelimit-reset-tokens.
 //
-// Of several values of a field the longest wait counts, and the least that remains. A wait may be a
-// number, a duration such as 6m0s, or a date, of HTTP or of RFC 3339. A number is in seconds, or in
-// milliseconds if the name ends in ms, or in minutes if it ends in that. Above 1e9, and without a unit in the name, it is an instant in
-// seconds, milliseconds, microseconds or nanoseconds since 1970. Instants count from the response's
-// Date, if it has one, and else from now. A field that cannot be true is ignored: a negative number, a
-// wait of more than 366 days, a date in another zone than GMT that does not give its offset. Of more
-// than 256 values of such pairs the others are not read.
+// Of several values the longest wait counts, and the least that remains. Instants count from the
+// response's Date, or without one from now. Impossible values are ignored, such as negative numbers
+// and waits of more than 366 days. Of the last kind, at most 256 values are read. Units and
+// formats: https://github.com/pgratelimit/ratelimit/blob/main/docs/reservations.md#after-a-429.
 func ReadAdvice(h http.Header, now time.Time) Advice {
 	if date, ok := readDate(h.Get("Date")); ok {
 		now = date

@@ -15,8 +15,8 @@ import (
 // quotaExceeded is the problem type of a refusal that the draft registers.
 const quotaExceeded = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 
-// Problem is the answer to a request that is not let through: a problem detail of RFC 9457. In JSON
-// it is what clients are told.
+// Problem is the answer to a request that is not let through, a problem detail of RFC 9457. Its
+// JSON is sent to the client.
 type Problem struct {
 	Type     string        `json:"type,omitempty"` // absent is about:blank
 	Title    string        `json:"title"`
@@ -41,11 +41,11 @@ func (p *Problem) Write(w http.ResponseWriter) {
 	w.Write(append(body, '\n')) // the client may have gone
 }
 
-// Answer answers r if err is about its limits, and reports whether it did; any other error, the
-// database's too, is left to the caller. It is for handlers that take in their own transaction,
-// with the error that ended it: a refusal, which is result.Err(), becomes the same 429 as the
-// middleware's, fields and all; a cost that can never be granted the same 413 or 422, and a
-// *[RequestError] its own status.
+// Answer answers r if err is about its limits, and reports whether it did. It leaves any other
+// error, such as the database's, to the caller. Handlers that take in their own transaction call it
+// with the error that ended the transaction. A refusal, which is result.Err(), becomes the
+// middleware's 429 with its fields. A cost that can never be granted becomes its 413 or 422, and a
+// *[RequestError] becomes its own status.
 func (m *Middleware) Answer(w http.ResponseWriter, r *http.Request, err error) bool {
 	if err == nil {
 		return false

@@ -102,6 +102,7 @@ func TestModes(t *testing.T) {
 	resp = serve(h, get("/", "X-User", "bob"))
 	wantStatus(t, resp, http.StatusTooManyRequests)
 	wantHeader(t, resp, "Retry-After", "60")
+	wantHeader(t, resp, "RateLimit", `"strict";r=0;t=60`)
 	if text := body(t, resp); !strings.Contains(text, "strict") || strings.Contains(text, "per_minute") {
 		t.Errorf("got %s", text)
 	}

@@ -7,18 +7,18 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
-// Cost returns how many tokens a request takes; 0 takes none. An error that is a
-// *[RequestError] is answered with its status, any other as a failure of the store. A client
-// must not be able to make its request cheaper than it is: see [CostFromQuery].
+// Cost returns how many tokens a request takes; 0 takes none. A *[RequestError] is answered with
+// its status, and any other error like a failure of the store. A client must not be able to state
+// less than its request costs: see [CostFromQuery].
 type Cost = func(*http.Request) (float64, error)
 
-// Fixed is the same cost for all requests.
+// Fixed returns a cost that is n for every request.
 func Fixed(n float64) Cost {
 	return func(*http.Request) (float64, error) { return n, nil }
 }
 
-// CostFromHeader is a cost that the client states in a header, as CostFromQuery is
-// one in the query.
+// CostFromHeader returns a cost that the client states in a header, by the rules of
+// [CostFromQuery].
 func CostFromHeader(name string, least, otherwise float64) Cost {
 	name = http.CanonicalHeaderKey(name)
 	return func(r *http.Request) (float64, error) {
@@ -26,13 +26,12 @@ func CostFromHeader(name string, least, otherwise float64) Cost {
 	}
 }
 
-// CostFromQuery is a cost that the client states in the URL's query, such as how many rows it
-// wants: a whole number, in digits. Less than least counts as least. If it is absent or empty,
-// the cost is otherwise: the cost of such a request to the handler. All else is a
-// *[RequestError] with status 400: a sign, a space, a point or a letter, since the handler may
-// read another number there, and several values, of which it may see another one; and so is a
-// query that cannot be parsed. The handler must read the same parameter: with r.URL.Query,
-// since r.FormValue prefers one in the body.
+// CostFromQuery returns a cost that the client states in the URL's query, such as the number of
+// rows that it wants. The value is a whole number in digits. Below least it counts as least. A
+// request without it costs the argument otherwise, which should be the handler's own default.
+// Signs, spaces, points, letters and several values are a *[RequestError] with status 400, since
+// the handler may read another number there. So is a query that cannot be parsed. The handler must
+// read the parameter by r.URL.Query, since r.FormValue prefers the body.
 func CostFromQuery(name string, least, otherwise float64) Cost {
 	return func(r *http.Request) (float64, error) {
 		query, err := url.ParseQuery(r.URL.RawQuery)

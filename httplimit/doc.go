@@ -1,6 +1,6 @@
 // Package httplimit limits HTTP requests with package ratelimit's limits. It has a [Middleware]
-// for servers, with answers that clients can rely on, and a [Transport] for clients, which
-// heeds the answers of servers.
+// for servers, whose answers clients can rely on, and a [Transport] for clients, which waits as
+// long as servers ask.
 //
 // # Servers
 //
@@ -17,7 +17,7 @@
 //	}
 //	http.ListenAndServe(":8080", authenticated(limit.Handler(mux)))
 //
-// All policies grant a request, or nothing is taken from any. The answers:
+// If one policy refuses a request, nothing is taken from any. The answers:
 //
 //	granted                      the handler's answer, with RateLimit and RateLimit-Policy
 //	refused                      429 with Retry-After, and a problem that names the policies
@@ -25,23 +25,23 @@
 //	no usable key or cost        400, or the status of a [RequestError]
 //	the store does not answer    503 with Retry-After; or the handler's, with FailOpen
 //
-// Policies may also be of how many requests are handled at a time: see [InFlightPolicy].
+// [InFlightPolicy] limits how many requests are handled at a time.
 //
 // A client that waits for Retry-After gets through, if no other request took tokens of the same
 // key meanwhile. Problems are application/problem+json (RFC 9457). The fields follow draft 11
 // of draft-ietf-httpapi-ratelimit-headers, which may still change: see [Draft11].
 //
-// A request takes before its handler runs, on its own: it stays spent if the handler's work is
-// rolled back. Its tokens are given back, or settled, after the handler: by how the request
-// ended ([Policy].Counts), or by the tokens really used ([Used]). If that fails, or the process
-// dies before, they stay spent. A handler that wants tokens and work in one transaction takes
-// the tokens itself: see [Middleware.Requests].
+// The middleware takes tokens before the handler runs, in a decision of its own. They stay spent
+// if the handler's work is rolled back. After the handler, tokens are given back if the request
+// does not count ([Policy].Counts), or settled by what was used ([Used]). If that fails, or the
+// process dies before, they stay spent. A handler that wants tokens and work in one transaction
+// takes the tokens itself: see [Middleware.Requests].
 //
 // # Keys and addresses
 //
-// A limit is as good as its key. A client that can choose its key has as many limits as it
-// likes: so use an authenticated identity, and for addresses say which proxies are trusted
-// ([AddressConfig]). Keys appear in no answer.
+// A client that can choose its key has as many limits as it likes. So use an authenticated
+// identity, and for addresses name the trusted proxies ([AddressConfig]). Keys appear in no
+// answer.
 //
 // # Clients
 //

@@ -14,8 +14,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
-// Fields says which response fields tell of the limits. Draft11 and Triple can be
-// had together, as Draft11 | Triple.
+// Fields says which response fields describe the limits. Draft11 | Triple sends both.
 type Fields uint8
 
 const (
@@ -25,34 +24,31 @@ const (
 	//	RateLimit-Policy: "api";q=20;w=120
 	//	RateLimit: "api";r=19;t=6
 	//
-	// q is the limit's Capacity and w the time in which an empty limit fills up to it, so q/w
-	// is its rate; of a quota by the calendar w is as long as the present window. r is the
-	// tokens left, in whole tokens, less those that Policy.Above leaves to others, and t the
-	// time within which no more than r can be used: in which another token is refilled, or the
-	// quota is. All times are whole seconds, rounded up. A refusal has only the limits that
-	// refused in RateLimit, so t never ends after Retry-After.
+	// q is the limit's Capacity, and w the time in which an empty limit fills, so q/w is the rate.
+	// For a quota by the calendar w is the length of the present window. r is the number of whole
+	// tokens left, less those that Policy.Above leaves to others. t is the time
+	// within which no more than r can be used: until the next token, or the next quota. All times are
+	// whole seconds, rounded up. RateLimit of a refusal has only the limits that refused, so t
+	// never ends after Retry-After.
 	//
-	// A limit of requests in flight is in the fields when all its permits are held, with its
-	// unit:
+	// A limit of requests in flight is in the fields only when all its permits are held:
 	//
 	//	RateLimit-Policy: "calls";q=10;qu="concurrent-requests"
 	//	RateLimit: "calls";r=0
 	Draft11 Fields = 1 << iota
 
-	// Triple is the fields of the draft's early revisions, which older clients read:
-	// RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset (q, r and t), for the limit that
-	// decides.
+	// Triple is RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset (q, r and t) of the limit
+	// that decides, as in early revisions of the draft, for older clients.
 	Triple
 
-	// NoFields leaves both out, for routes where the counts help an attacker, such as
-	// logins. Retry-After and the names of the limits that refused remain.
+	// NoFields sends neither, for routes on which counts help an attacker, such as logins.
+	// Retry-After and the names of the limits that refused are still sent.
 	NoFields Fields = 128
 )
 
-// Granted tells Config.Observe of a grant, and adds the fields that tell the client of it, as
-// Config.Fields says. It is for handlers that take in their own transaction: call it once, when that has
-// committed, and before the answer is written. It does nothing with a result that is no grant, which
-// [Middleware.Answer] answers.
+// Granted reports a grant to Config.Observe, and adds the fields of Config.Fields. Handlers that
+// take in their own transaction call it once, after the commit and before they write the answer. It
+// does nothing if the result is not a grant: see [Middleware.Answer].
 func (m *Middleware) Granted(w http.ResponseWriter, r *http.Request, result ratelimit.Result) {
 	if result.OK {
 		m.setFields(w.Header(), m.limiter.Granted(r.Context(), r, result, nil))
@@ -168,6 +164,9 @@ func remaining(s ratelimit.Status) int64 {
 // effectiveWindow returns the time within which no more than the remaining tokens can be used. That
 // is until the next whole token; for a full limit, the time that one takes to come back after use.
 func effectiveWindow(s ratelimit.Status) time.Duration {
+	if s.Request.Mode == ratelimit.ModeRefuse { // nothing is left until the mode ends
+		return s.RetryAfter
+	}
 	d := s.Request.Limit.Definition()
 	wait := nextToken(d, s)
 	if paused := s.PausedUntil.Sub(s.At); !s.PausedUntil.IsZero() && paused > 0 {

@@ -7,20 +7,20 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
-// Key returns the key that a request takes from. An error that is a *[RequestError] is answered
-// with its status, any other as a failure of the store. A value that a client can choose freely
-// is no key: it would choose a new one for each request.
+// Key returns the key that a request takes from. A *[RequestError] is answered with its status, and
+// any other error like a failure of the store. Do not take a value that a client can choose freely:
+// it would choose a new one for each request.
 //
-// Keys are stored in the database and named in its errors; see [Hashed] for secrets.
+// Keys are stored in the database, and the database's own errors may show them; see [Hashed] for
+// secrets.
 type Key = func(*http.Request) (string, error)
 
-// ForAll is one key for all requests.
+// ForAll returns "", one key for all requests.
 func ForAll(*http.Request) (string, error) { return "", nil }
 
-// ByHeader is the value of a header that was checked before, such as an API key, of which
-// [Hashed] keeps the hash. Nobody must be able to make one up: see [BySubject].
-// Without it, or with several values, of which the handler may see another one, the
-// request is answered 400.
+// ByHeader returns a key that is the value of a header, such as an API key that was checked before:
+// see [BySubject]. Use [Hashed] for secrets. Without the header the request is answered 400. So it
+// is with several values, since the handler may read another one.
 func ByHeader(name string) Key {
 	name = http.CanonicalHeaderKey(name)
 	return func(r *http.Request) (string, error) {
@@ -32,8 +32,8 @@ func ByHeader(name string) Key {
 	}
 }
 
-// BySubject is the user that authentication has found, such as from the request's
-// context. Without one, "", the request is answered 401.
+// BySubject returns a key that is the user whom authentication has found, such as in the request's
+// context. If subject returns "", the request is answered 401.
 func BySubject(subject func(*http.Request) string) Key {
 	return func(r *http.Request) (string, error) {
 		if s := subject(r); s != "" {
@@ -43,9 +43,9 @@ func BySubject(subject func(*http.Request) string) Key {
 	}
 }
 
-// ByRoute is the pattern by which mux serves a request, such as "GET /orders/{id}";
-// requests that match none share one key. A nil mux is the one that has routed the
-// request already, for a middleware around single handlers.
+// ByRoute returns a key that is the pattern by which mux serves a request, such as "GET
+// /orders/{id}". Requests that match no pattern share one key. A nil mux is for a middleware around
+// single handlers, behind the mux.
 func ByRoute(mux *http.ServeMux) Key {
 	return func(r *http.Request) (string, error) {
 		if mux == nil {
@@ -56,29 +56,29 @@ func ByRoute(mux *http.ServeMux) Key {
 	}
 }
 
-// Join is a key of several, such as a user and a route. Different parts make
-// different keys: see [ratelimit.Key].
+// Join returns a key of several parts, such as a user and a route. Different parts make different
+// keys: see [ratelimit.Key].
 func Join(key Key, keys ...Key) Key { return edge.Join(key, keys...) }
 
-// FirstOf is the first of keys that the request has, such as the user's, or else the
-// address. Keys of different places in the list differ, so nobody can take another's
-// address for a name.
+// FirstOf returns the first of several keys that the request has, such as its user's, or else its
+// address. Keys of different places in the list differ, so a user name that looks like an address
+// is another key.
 func FirstOf(keys ...Key) Key {
 	return edge.FirstOf(isRequestError, &RequestError{http.StatusBadRequest, "the request has no key"}, keys...)
 }
 
-// Hashed returns the SHA-256 of key in base64, for keys that are secrets, of any length or not
-// UTF-8. It does not hide keys that can be guessed, such as addresses.
+// Hashed returns a key that is the SHA-256 of key in base64. It is for keys that are secret, long,
+// or not UTF-8. It does not hide keys that can be guessed, such as addresses.
 func Hashed(key Key) Key { return edge.Hashed(key) }
 
-// HashedKey returns the key that [Hashed] makes of one: what an override, a pause or a reset writes.
+// HashedKey returns the key that [Hashed] makes of key, for an override, a pause or a reset.
 func HashedKey(key string) string { return edge.Hash(key) }
 
-// PlacedKey returns the key that [FirstOf] makes of the one at a place in its list, counted from 0.
+// PlacedKey returns the key that [FirstOf] makes of the key at a place in its list, counted from 0.
 func PlacedKey(place int, key string) string { return edge.Place(place, key) }
 
-// RequestError is a fault of the request, such as a header that is missing. A [Key],
-// a [Cost] and a Policy.Tier may return one; the client is told Status and Detail.
+// RequestError is a fault of the request, such as a missing header. A [Key], a [Cost] and a
+// Policy.Tier may return one. The client gets Status and Detail.
 type RequestError struct {
 	Status int    // 400 to 499
 	Detail string // for the client: name the missing part, without the key

@@ -16,38 +16,36 @@ const (
 	defaultFailureFor = 5 * time.Second
 )
 
-// Store is the part of a store that a [Middleware] needs, Allow and Settle: a *pgstore.Store or a
-// *memstore.Store.
+// Store is what a [Middleware] needs of a store: Allow and Settle. A *pgstore.Store and a
+// *memstore.Store have it.
 type Store = edge.Store
 
-// Policy is one limit of a middleware: the limit, its key, and the tokens that a request takes
-// from it. Its public name, in RateLimit fields and in problems, is the limit's.
+// Policy is a limit of a middleware, its key, and the tokens that a request takes from it. Clients
+// see the limit's name, in RateLimit fields and in problems.
 type Policy struct {
-	// Limit is the limit. Required. Its name must be printable ASCII, as the fields'
-	// grammar demands, and differ from those of the other policies.
+	// Limit is the limit. Required. Its name must be printable ASCII, for the fields, and
+	// differ from those of the other policies.
 	Limit ratelimit.Limit
 
 	// Key returns the key of a request. Nil is one key for all requests.
 	Key Key
 
-	// Tier chooses the limit for a request, such as by the customer's plan: a copy of
-	// Limit with other numbers, of the same name. A nil limit means that the policy
-	// does not apply to the request. An error is answered as one of Key. Nil is Limit
-	// for all.
+	// Tier chooses the limit of a request, such as by the customer's plan: a copy of Limit with
+	// other numbers and the same name. With a nil limit the policy does not apply to the
+	// request. An error is answered like one of Key. The default, nil, is Limit for all.
 	Tier func(*http.Request) (ratelimit.Limit, error)
 
 	// Cost says how many tokens a request takes. Nil is one.
 	Cost Cost
 
-	// Above is the share of the limit's Capacity that these requests leave to others, for
-	// classes of priority: routes that are less important than others of the same limit
-	// have a middleware of their own with a larger share. See [ratelimit.Request.Above].
-	// The default is 0: they may use all of it.
+	// Above is the share of the limit's Capacity that these requests leave to others. Give less
+	// important routes of a limit a middleware of their own, with a larger share. See
+	// [ratelimit.Request.Above]. The default is 0: they may use all of it.
 	Above float64
 
-	// Counts reports, once the handler is done, whether the request counts; if not, its tokens
-	// are given back. Until then they are taken, so a thousand guesses at the same time are
-	// limited too. Nil counts all. See [CountOnly] and [CountExcept].
+	// Counts reports after the handler whether the request counts. If not, its tokens are given
+	// back. Until then they are taken, so a thousand simultaneous guesses are limited too. The
+	// default, nil, counts all. See [CountOnly] and [CountExcept].
 	Counts func(Outcome) bool
 }
 
@@ -57,34 +55,34 @@ type Config struct {
 	// [ratelimit.MaxRequests]. Required, unless there are policies InFlight.
 	Policies []Policy
 
-	// InFlight are how many requests may be handled at a time. They are asked with Policies,
-	// all or nothing, by the verbs of Permits.
+	// InFlight limits how many requests are handled at a time. It is asked together with
+	// Policies, all or nothing, by Permits.
 	InFlight []InFlightPolicy
 
-	// Permits is the store's verbs for limits of how many at once, store.Permits(). Required
-	// for InFlight. With a fallback.Store they are what its Permits returns of those.
+	// Permits has the store's verbs for InFlight, and is required for it: store.Permits(). With
+	// a fallback.Store f around the store, it is f.Permits(store.Permits()).
 	Permits ratelimit.Permits
 
 	// Catalog chooses the limit of a key, such as an override in a database, in place of Limit
-	// or Tier: a *catalog.Catalog. Nil leaves these as they are.
+	// or Tier: a *catalog.Catalog. The default, nil, leaves these as they are.
 	Catalog ratelimit.Catalog
 
-	// Fields says which fields tell of the limits. The zero value is [Draft11].
+	// Fields says which response fields describe the limits. The default is [Draft11].
 	Fields Fields
 
-	// Limits adds to the problem of a refusal a member "limits", the status and definition of
+	// Limits adds a member "limits" to the problem of a refusal: the status and definition of
 	// each limit, for clients that predict by [PredictJS]. The default is not to.
 	Limits bool
 
-	// PartitionSecret has the RateLimit fields carry a partition key: 12 bytes of the
-	// HMAC-SHA256 of policy and key under this secret, which all processes must share.
-	// It tells a client which of its requests share a quota, and nobody the key. Nil
-	// leaves the parameter out.
+	// PartitionSecret adds a partition key to the RateLimit fields: 12 bytes of the HMAC-SHA256
+	// of policy and key under this secret. It tells a client which of its requests share a
+	// quota, and does not tell the key. All processes must have the same secret. The default,
+	// nil, adds none.
 	PartitionSecret []byte
 
-	// Jitter is the share of the wait, 0 to 1, over which Retry-After is spread, so
-	// that clients that were refused together do not come back together. It only adds,
-	// at most MaxJitter, and is always the same share for one key. The default is none.
+	// Jitter is a share of the wait, from 0 to 1. Retry-After is later by up to that share, and
+	// at most by MaxJitter, so that refused clients do not all come back together. One key
+	// always gets the same part of it. The default is none.
 	Jitter float64
 
 	// MaxJitter is the most that Jitter adds, such as to the wait for a day's quota. The default
@@ -98,33 +96,35 @@ type Config struct {
 	// Timeout bounds a decision, and settling after the handler. The default is 1 second.
 	Timeout time.Duration
 
-	// FailOpen lets requests through when the limit cannot be asked, such as when the
-	// database is down, each after Timeout. Observe hears of it. The default is to answer 503.
-	// A store of package fallback answers at once, and keeps to the limit from memory.
+	// FailOpen lets a request through, after Timeout, if its limits cannot be asked, such as
+	// while the database is down. Observe is called for it. The default is to answer 503. A
+	// store of package fallback answers at once, and keeps to the limit from memory.
 	FailOpen bool
 
 	// FailureRetryAfter is the Retry-After of that 503, spread by up to as much again.
 	// The default is 5 seconds.
 	FailureRetryAfter time.Duration
 
-	// FullRetryAfter is the Retry-After of a refusal for want of a permit, spread by up to as
-	// much again: nobody knows when one will be free. The default is 1 second.
+	// FullRetryAfter is the Retry-After of a request that got no permit, spread by up to as
+	// much again. It is a guess, since a permit's release is not known beforehand. The default
+	// is 1 second.
 	FullRetryAfter time.Duration
 
-	// Shadow has every request pass, without fields, also when it is refused. Tokens and permits
-	// are taken as ever, and Observe receives the decision.
+	// Shadow lets every request through, without fields, even if it is refused. Tokens and
+	// permits are taken, and Observe gets the decision.
 	Shadow bool
 
-	// WriteProblem answers a request that is not let through, in place of Problem.Write, such as
-	// for clients of another protocol: one that is refused (429), can never be granted (422 or
-	// 413), has no usable key or cost (400), or whose limits could not be asked (503). The fields
-	// and Retry-After are set already; it writes status and body.
+	// WriteProblem writes status and body for every request that is not let through, in place
+	// of Problem.Write, such as for clients of another protocol. The request was refused (429),
+	// can never be granted (422 or 413), has no usable key or cost (400), or its limits could
+	// not be asked (503). Fields and Retry-After are set before the call.
 	WriteProblem func(w http.ResponseWriter, r *http.Request, p *Problem)
 
-	// Observe hears of every decision, before the answer, as an event with the Door "httplimit";
-	// and of settling that failed (VerbSettle) and permits that were lost (VerbRenew) later. Its
-	// context is the request's, which [RequestOf] returns. It must not block, and be safe for
-	// concurrent use. The store's own Observe hears of the same decisions.
+	// Observe is called for every decision, before the answer is written, with an event whose
+	// Door is "httplimit". It is also called later if settling failed (VerbSettle) or a permit
+	// was lost (VerbRenew). [RequestOf] returns the request from its context. It must not
+	// block, and must be safe for concurrent use. The store's own Observe is called for the
+	// same decisions.
 	Observe ratelimit.Observe
 
 	// Logger gets the faults of the store. The default is slog.Default().
@@ -137,7 +137,7 @@ type Middleware struct {
 	limiter edge.Limiter[*http.Request, Outcome]
 }
 
-// New makes a Middleware. An error is [ratelimit.ErrInvalid], and tells all that is wrong:
+// New makes a Middleware. An error is [ratelimit.ErrInvalid], and names every invalid field: it is
 // a *[ratelimit.FieldError], or several joined.
 func New(store Store, config *Config) (*Middleware, error) {
 	f := edge.Faults{Package: "httplimit"}
@@ -233,8 +233,8 @@ func (c Config) String() string {
 // LogValue is String.
 func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
-// Handler returns next behind the limits. It is a func(http.Handler) http.Handler, as routers
-// take for a middleware. A request that is let through reaches next with a context for [Used].
+// Handler returns next behind the limits. As a func(http.Handler) http.Handler it fits routers.
+// [Used] works in the context of a request that is let through.
 func (m *Middleware) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		pass, e := m.limiter.Ask(r.Context(), r)
@@ -283,7 +283,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 //		})
 //	}
 //	switch {
-//	case limit.Answer(w, r, err): // was about the limits
+//	case limit.Answer(w, r, err): // a refusal, or an invalid request
 //	case err != nil:
 //		http.Error(w, "no order", http.StatusInternalServerError)
 //	default:
@@ -291,10 +291,10 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 //		w.WriteHeader(http.StatusCreated)
 //	}
 //
-// When no policy applies there are no requests, and nothing to take: AllowTx is not to be
-// called then. Requests comes before the transaction begins, so that a Tier or Key that
-// reads the database does not ask for a second connection. Such a handler is not
-// behind [Middleware.Handler], so Shadow, FailOpen, Timeout and Counts are not for it.
+// If no policy applies, there are no requests, and AllowTx must not be called. Call Requests before
+// the transaction begins, so that a Tier or Key that reads the database needs no second connection.
+// The handler does not go behind [Middleware.Handler], so Shadow, FailOpen, Timeout and Counts have
+// no effect.
 func (m *Middleware) Requests(r *http.Request) ([]ratelimit.Request, error) {
 	return m.limiter.Requests(r)
 }

@@ -15,38 +15,35 @@ import (
 type Outcome struct {
 	Request *http.Request
 
-	// Status is the response's status; 101 for a connection that was taken over. It is 0
-	// when nothing was written and nobody knows: the client had gone. When nothing was
-	// written before a panic it is 500.
+	// Status is the response's status; 101 if the handler took the connection over. If nothing
+	// was written, it is 500 after a panic, and 0 if the client had gone.
 	Status int
 
 	// Panicked is true when the handler panicked.
 	Panicked bool
 }
 
-// CountOnly counts the requests that end with one of the statuses, such as 401 for
-// failed logins, and those of which nobody knows how they would have ended: when the
-// client has gone, or the handler panicked.
+// CountOnly counts the requests that end with one of the statuses, such as 401 for failed logins.
+// It also counts those whose end is unknown, since the client had gone or the handler panicked.
 func CountOnly(statuses ...int) func(Outcome) bool {
 	return func(o Outcome) bool { return o.Status == 0 || o.Panicked || slices.Contains(statuses, o.Status) }
 }
 
-// CountExcept counts all requests but those that end with a status from first to last, such as
-// 500 to 599. A panic of the handler is a 500.
+// CountExcept counts all requests except those that end with a status from first to last, such as
+// 500 to 599. A panic of the handler counts as a 500.
 func CountExcept(first, last int) func(Outcome) bool {
 	return func(o Outcome) bool { return o.Status < first || o.Status > last }
 }
 
-// Used notes how many tokens of a policy, named by its limit, the request has really used, such
-// as the tokens of an answer, when that is known only in its course. When the handler is done,
-// the difference to the tokens taken is given back, or taken unconditionally; the last call
-// holds. A use that a policy does not count, by its Counts, is given back whole.
+// Used notes how many tokens the request has really used of a policy, named by its limit, when that
+// is known only while the handler works. After the handler, the difference to the tokens taken is
+// given back, or taken even without enough tokens. The last call holds. If Counts does not count
+// the request, all its tokens go back.
 //
-// An error is [ratelimit.ErrInvalid]: the count is not one that a request may have (see
-// Request.Validate), or ctx is not that of a request with such a policy, or the handler has
-// returned. Then the count noted before holds. Used is safe for concurrent use. Where nothing
-// was taken, since the policy does not apply, or the request was let through in shadow mode or
-// because the store failed, it does nothing.
+// The error is [ratelimit.ErrInvalid] if the count is invalid (see Request.Validate), if ctx is not
+// that of a request with such a policy, or if the handler has returned. The count noted before then
+// holds. If nothing was taken, Used does nothing: the policy does not apply, or the request was let
+// through in shadow or because the store failed. Used is safe for concurrent use.
 func Used(ctx context.Context, policy string, n float64) error {
 	return edge.Use(ctx, "httplimit", policy, n)
 }

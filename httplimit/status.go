@@ -12,15 +12,15 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
-// PredictJS is a JavaScript module, of less than 3 KB and without dependencies, by which a page
-// works out between two answers how many requests are left and when the next one may go. It
+// PredictJS is a JavaScript module, smaller than 3 KB and without dependencies. Between two
+// answers, a page calculates with it how many requests are left and when the next one may go. It
 // reads the answers of [Middleware.StatusHandler], and the member "limits" of problems.
 //
 //go:embed predict.js
 var PredictJS []byte
 
-// LimitStatus is the status of a limit, with its definition, for clients that predict. In JSON
-// its instants and its period are milliseconds, with fractions, and it has no key.
+// LimitStatus is the status of a limit with its definition, for clients that predict. It has no
+// key. In JSON its instants and its period are in milliseconds, with fractions.
 type LimitStatus struct {
 	Name     string
 	Kind     ratelimit.Kind
@@ -34,8 +34,8 @@ type LimitStatus struct {
 	PausedUntil time.Time // the end of a pause; zero without one, and then 0 in JSON
 }
 
-// LimitsOf returns the status of the limits of a call, in its order, but for those that are not
-// enforced, which are not the client's matter: in ModeShadow, or not asked.
+// LimitsOf returns the status of each limit of a call, in its order. It leaves out limits that are
+// in ModeShadow or were not asked.
 func LimitsOf(result ratelimit.Result) []LimitStatus {
 	limits := make([]LimitStatus, 0, 1)
 	for _, s := range edge.Told(result) {
@@ -82,11 +82,10 @@ type StatusStore interface {
 	Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 }
 
-// StatusHandler returns a handler that answers with the status of the policies' limits for the
-// key of the request, and takes nothing: {"limits": […]}, each as a [LimitStatus], without
-// those policies that do not apply. It answers GET and HEAD. A request without a usable key,
-// and a store that does not answer, get the problems that the middleware has for them. Put the
-// handler behind authentication, like any other.
+// StatusHandler returns a handler that answers GET and HEAD with the status of the policies' limits
+// for the request's key: {"limits": […]}, each a [LimitStatus], without policies that do not apply.
+// It takes nothing. If the request has no usable key, or the store does not answer, it writes the
+// middleware's problem. Put it behind authentication, like any other handler.
 func (m *Middleware) StatusHandler(store StatusStore) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {

@@ -10,8 +10,8 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
-// TransportStore is the part of a store that a [Transport] needs to share a quota with other
-// processes, Allow and Pause: a *pgstore.Store or a *memstore.Store.
+// TransportStore is what a [Transport] needs of a store to share a quota with other processes:
+// Allow and Pause. A *pgstore.Store and a *memstore.Store have it.
 type TransportStore = edge.WaitStore
 
 // TransportConfig configures a [Transport].
@@ -19,28 +19,28 @@ type TransportConfig struct {
 	// Base sends the requests. The default is http.DefaultTransport.
 	Base http.RoundTripper
 
-	// MaxWait bounds the waits of a request, before it is sent and between its tries: none
-	// lasts beyond MaxWait after the request came, time under way included. The default is
-	// 30 seconds.
+	// MaxWait bounds the waits of a request, before it is sent and between its tries. No wait
+	// ends later than MaxWait after the request came, the time under way included. The default
+	// is 30 seconds.
 	MaxWait time.Duration
 
-	// MaxTries is how often a request is sent at most. The default is 4; 1 never sends
-	// one again.
+	// MaxTries is how often a request is sent at most; with 1 it is never repeated. The default
+	// is 4.
 	MaxTries int
 
-	// MaxPause is the longest that anything a server says holds requests back or pauses the
-	// limit of all processes. When it is over, one request asks again. The default is 5 minutes.
+	// MaxPause is the longest that a server's answer holds requests back, or pauses the limit
+	// that processes share. When it is over, one request asks again. The default is 5 minutes.
 	MaxPause time.Duration
 
-	// Scope says which requests a server's word is about: those for which it returns the
-	// same. The default is the URL's scheme and host.
+	// Scope groups requests: a server's answer holds for all requests with the same Scope. The
+	// default is the URL's scheme and host.
 	Scope func(*http.Request) string
 
-	// Store and Limit space requests out by a limit of the client's own, which all processes
-	// with the same store share: each try takes the request of Limit, waiting if need be, those
-	// of a process in turn; and a refusal pauses that limit for all. A Capacity of 1 spaces
-	// requests evenly. A request without a Limit takes nothing. A store that fails keeps the
-	// request from being sent. Both or neither.
+	// Store and Limit keep requests to a limit of the client's own, which all processes with
+	// the same store share. Each try takes what Limit returns, and waits for it; requests of
+	// one process take turns. A refusal by the server pauses that limit for all. A Capacity of
+	// 1 spaces requests evenly. A zero Request takes nothing. If the store fails, the request
+	// is not sent. Set both or neither.
 	Store TransportStore
 	Limit func(*http.Request) ratelimit.Request
 
@@ -48,31 +48,27 @@ type TransportConfig struct {
 	Logger *slog.Logger
 }
 
-// Transport is an http.RoundTripper that heeds the limits that servers state: see [ReadAdvice].
+// Transport is an http.RoundTripper that waits as long as servers ask: see [ReadAdvice].
 //
-// A 429 is a refusal. So is a 403, 418, 420, 503 or 529 that has Retry-After or says that nothing is
-// left: GitHub refuses by 403, Binance by 418, and a 403 that is about rights has neither. A refusal
-// holds back all requests of its scope until the instant that it names. Then one request is sent, and
-// with each that is not refused more. If that one is refused too, the wait is longer each time, at
-// least 50 ms, whatever the server says; after a refusal without a wait, or with one that is over, at
-// least half a second.
+// A 429 is a refusal. So is a 403, 418, 420, 503 or 529 with a wait or with nothing left. A refusal
+// holds back all requests of its scope until the instant that it names. Then one request is sent,
+// and more after each success.
 //
-// A refused request that can be sent again is, if MaxWait, MaxTries and the context's
-// deadline allow: its method must be idempotent (or it must have an Idempotency-Key), and it
-// must have no body, or a GetBody. Otherwise the response is returned as it is. A request that
-// would have to be held back for longer than allowed is not sent: the error is a *[WaitError].
-// A response that states that nothing is left holds the next requests back too, but only if
-// they may wait that long; otherwise they are sent, and it is for the server to refuse them.
+// A refused request is sent again within MaxWait, MaxTries and its deadline, if its method is
+// idempotent or it has an Idempotency-Key, and if it has no body or a GetBody. Otherwise its
+// response is returned. A request that would wait for too long is not sent: the error is a
+// *[WaitError].
 //
-// Transport is safe for concurrent use.
+// Transport is safe for concurrent use. More:
+// https://github.com/pgratelimit/ratelimit/blob/main/docs/http.md#a-client.
 type Transport struct {
 	config TransportConfig
 	waiter edge.Waiter
 }
 
-// NewTransport makes a Transport; a nil config has all the defaults. An error is
-// [ratelimit.ErrInvalid], and tells all that is wrong: a *[ratelimit.FieldError], or several
-// joined.
+// NewTransport makes a Transport. A nil config has all the defaults. An error is
+// [ratelimit.ErrInvalid], and names every invalid field: it is a *[ratelimit.FieldError], or
+// several joined.
 func NewTransport(config *TransportConfig) (*Transport, error) {
 	t := &Transport{}
 	if config != nil {
@@ -99,8 +95,8 @@ func NewTransport(config *TransportConfig) (*Transport, error) {
 // String is for logs: without it they would show the keys that requests wait for.
 func (t *Transport) String() string { return "httplimit.Transport" }
 
-// WaitError is a request that was not sent, because it would have had to wait for
-// longer than TransportConfig.MaxWait or its context allow.
+// WaitError is the error of a request that was not sent, because it would have waited for longer
+// than TransportConfig.MaxWait or its context allow.
 type WaitError struct {
 	Until time.Time // when it is worth another try, on this machine's clock
 	Err   error     // [ratelimit.ErrRefused] when its own limit had no tokens in time; else nil, or a context's error

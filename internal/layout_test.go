@@ -67,7 +67,7 @@ var mayImport = map[string][]string{
 	"catalog":                  {".", "internal/bucket", pgx},
 	"console":                  {".", "catalog", "internal/inspect", "internal/parked", "internal/visible", "pgstore", "refusals", pgx},
 	"refusals":                 {".", pgx},
-	"erase":                    {".", pgx},
+	"erase":                    {".", "internal/parked", pgx},
 	"memstore":                 {".", "internal/bucket", "internal/decide", "internal/flight", "internal/receipt", "internal/wait", "internal/watch", pgx},
 	"migrations":               {},
 	"pgstore":                  {".", "internal/bucket", "internal/decide", "internal/flight", "internal/receipt", "internal/wait", "internal/watch", "pgstore/internal/conn", "pgstore/internal/edit", "pgstore/internal/engine", "pgstore/internal/known", "pgstore/internal/memory", "pgstore/internal/permits", "pgstore/internal/table", "pgstore/internal/tx", pgx},

@@ -86,27 +86,51 @@ func (f *found) mark(all []Migration) ([]Migration, error) {
 
 func (f *found) has(m Migration) bool { return slices.Contains(f.columns, f.made.shows[m.Version]) }
 
+// versions returns the versions in the version table, oldest first.
+func (t *target) versions(ctx context.Context, f *found) (versions []int64, err error) {
+	rows, err := t.pool.Query(ctx, "SELECT version_id FROM "+f.versions(t.set)+" GROUP BY version_id ORDER BY version_id")
+	if err == nil {
+		versions, err = pgx.CollectRows(rows, pgx.RowTo[int64])
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read version table %s: %w", t.set.VersionTable(), err)
+	}
+	return versions, nil
+}
+
+// versions names the version table in SQL.
+func (f *found) versions(set migrations.Set) string {
+	return pgx.Identifier{f.schema, set.VersionTable()}.Sanitize()
+}
+
+// note returns the SQL that notes in the version table which of all migrations the schema has, but for
+// those that are noted; "" if there is none.
+func (f *found) note(set migrations.Set, all []Migration, noted []int64) string {
+	var rows []string
+	if len(noted) == 0 {
+		rows = append(rows, "(0, true)")
+	}
+	for _, m := range all {
+		if f.has(m) && !slices.Contains(noted, m.Version) {
+			rows = append(rows, fmt.Sprintf("(%d, true)", m.Version))
+		}
+	}
+	if rows == nil {
+		return ""
+	}
+	return fmt.Sprintf("INSERT INTO %s (version_id, is_applied) VALUES %s", f.versions(set), strings.Join(rows, ", "))
+}
+
 // newer returns the migrations in the version table that this program does not know, oldest first. A
 // table that somebody emptied is an error, which says what to write into it.
 func (t *target) newer(ctx context.Context, f *found) (newer []Migration, err error) {
-	name := pgx.Identifier{f.schema, t.set.VersionTable()}.Sanitize()
-	rows, err := t.pool.Query(ctx, "SELECT version_id FROM "+name+" GROUP BY version_id ORDER BY version_id")
+	versions, err := t.versions(ctx, f)
 	if err != nil {
-		return nil, fmt.Errorf("read version table %s: %w", t.set.VersionTable(), err)
-	}
-	versions, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	if err != nil {
-		return nil, fmt.Errorf("read version table %s: %w", t.set.VersionTable(), err)
+		return nil, err
 	}
 	all := t.migrations()
 	if len(versions) == 0 {
-		has := "(0, true)"
-		for _, m := range all {
-			if f.has(m) {
-				has += fmt.Sprintf(", (%d, true)", m.Version)
-			}
-		}
-		return nil, fmt.Errorf("version table %s is empty, and does not say what was applied. As the schema is: INSERT INTO %s (version_id, is_applied) VALUES %s", t.set.VersionTable(), name, has)
+		return nil, fmt.Errorf("version table %s is empty, and does not say what was applied. As the schema is: %s", t.set.VersionTable(), f.note(t.set, all, nil))
 	}
 	for _, v := range versions {
 		if v > all[len(all)-1].Version {
@@ -142,28 +166,48 @@ func (f *found) requireAll(set migrations.Set, all []Migration) error {
 		"apply it with that tool (%s)", f.schema, f.made.table, set.VersionTable(), lacks, command)
 }
 
-// foreign returns err of a migration. If the migration's work was there already, the error says so.
-func (t *target) foreign(err error) error {
-	const duplicateTable, duplicateColumn, duplicateObject = "42P07", "42701", "42710"
+// foreign returns err of a migration. If the migration's work was there already, the error says so, and
+// how to go on.
+func (t *target) foreign(ctx context.Context, err error) error {
+	const duplicateTable, duplicateColumn, duplicateObject, duplicateFunction = "42P07", "42701", "42710", "42723"
 	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) && slices.Contains([]string{duplicateTable, duplicateColumn, duplicateObject}, pgErr.Code) {
-		return fmt.Errorf("another tool made or changed table %s, and %s does not know of it: %w", t.table(), t.set.VersionTable(), err)
+	if !errors.As(err, &pgErr) || !slices.Contains([]string{duplicateTable, duplicateColumn, duplicateObject, duplicateFunction}, pgErr.Code) {
+		return err
 	}
-	return err
+	f, lookErr := t.look(ctx)
+	if lookErr != nil {
+		return err
+	}
+	versions, lookErr := t.versions(ctx, &f)
+	if lookErr != nil {
+		return err
+	}
+	if note := f.note(t.set, t.migrations(), versions); note != "" {
+		return fmt.Errorf("another tool made or changed table %s, and %s does not know of it: %w. As the schema is: %s", t.table(), t.set.VersionTable(), err, note)
+	}
+	return fmt.Errorf("something that %s does not know of has the name of what the migration makes: drop or rename it: %w", t.set.VersionTable(), err)
 }
 
-// requireUnneeded returns an error if functions or views of other sets read the table.
+// usedBy lists the sets that use what a set makes, in the order in which they are taken back. PostgreSQL
+// knows nothing of what functions use.
+var usedBy = map[migrations.Set][]migrations.Set{
+	"":                 {migrations.Functions, migrations.Catalog},
+	migrations.Catalog: {migrations.Functions},
+}
+
+// requireUnneeded returns an error if other sets use this one.
 func (t *target) requireUnneeded(ctx context.Context) error {
-	if t.set != "" {
-		return nil
-	}
-	for _, set := range []migrations.Set{migrations.Functions, migrations.Catalog} {
+	for _, set := range usedBy[t.set] {
 		f, err := (&target{schema: t.schema, set: set, pool: t.pool}).look(ctx)
 		if err != nil {
 			return err
 		}
 		if len(f.columns) > 0 {
-			return fmt.Errorf("the set %s depends on table %s: take that back first (ratelimit migrate down --set %s)", set, t.table(), set)
+			then := "the limits' own"
+			if t.set != "" {
+				then = string(t.set)
+			}
+			return fmt.Errorf("the set %s depends on table %s: take that back first (ratelimit migrate down --set %s), and then %s", set, t.table(), set, then)
 		}
 	}
 	return nil

@@ -2,6 +2,7 @@ package migrate_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -157,6 +158,48 @@ func TestBothTools(t *testing.T) {
 	}
 	execute(t, pool, migrations.UpSQL())
 	wantRefused(t, pool, nil, "another tool made or changed table rate_limits", `relation "rate_limits" already exists`)
+}
+
+// A version table that is older or newer than the schema, such as one that was restored, is told with the SQL
+// that mends it.
+func TestVersionTableOfAnotherTime(t *testing.T) {
+	t.Parallel()
+	db := pgtest.NewEmpty(t)
+	for _, set := range migrations.Sets() {
+		cfg := &migrate.Config{Schema: db.Schema, Set: set}
+		if _, err := migrate.Up(t.Context(), db.Pool, cfg); err != nil {
+			t.Fatal(err)
+		}
+		all, err := migrate.Status(t.Context(), db.Pool, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for from := range all {
+			execute(t, db.Pool, fmt.Sprintf("DELETE FROM %s.%s WHERE version_id > %d", db.Schema, set.VersionTable(), from))
+			_, err := migrate.Up(t.Context(), db.Pool, cfg)
+			if err == nil {
+				t.Fatalf("%s from version %d: Up: got no error", set, from)
+			}
+			_, mend, _ := strings.Cut(err.Error(), "As the schema is: ")
+			execute(t, db.Pool, mend)
+			wantStatus(t, db.Pool, cfg, all)
+			wantUp(t, db.Pool, cfg, nil)
+		}
+	}
+	cfg := &migrate.Config{Schema: db.Schema, Set: migrations.Catalog}
+	views := []migrate.Migration{{Version: 2, Name: "00002_views.sql", Applied: true}}
+	execute(t, db.Pool, "SET LOCAL search_path TO "+db.Schema+"; DROP VIEW rate_limits_in_flight, rate_limits_short, rate_limits_now; DROP FUNCTION rate_limits_at, rate_limits_had, rate_limits_edges, rate_limits_edge")
+	_, err := migrate.Status(t.Context(), db.Pool, cfg)
+	if err == nil {
+		t.Fatal("Status: got no error without the views")
+	}
+	_, mend, _ := strings.Cut(err.Error(), "to apply it again, first ")
+	wantRefused(t, db.Pool, cfg, "the schema lacks what that makes (rate_limits_now)", mend)
+	execute(t, db.Pool, mend)
+	execute(t, db.Pool, "CREATE FUNCTION "+db.Schema+".rate_limits_at(timestamptz) RETURNS int LANGUAGE sql AS 'SELECT 1'")
+	wantRefused(t, db.Pool, cfg, "drop or rename it", "rate_limits_at")
+	execute(t, db.Pool, "DROP FUNCTION "+db.Schema+".rate_limits_at(timestamptz)")
+	wantUp(t, db.Pool, cfg, views)
 }
 
 // Of a newer server, a function that stands before PostgreSQL's own says that it is old.

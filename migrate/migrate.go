@@ -265,9 +265,10 @@ func (t *target) up(ctx context.Context) (applied []Migration, err error) {
 			applied = append(applied, migration(r.Source, true))
 		}
 		if err != nil {
-			return t.foreign(err)
+			return t.foreign(ctx, err)
 		}
-		return t.requireTable(ctx)
+		_, err = t.status(ctx)
+		return err
 	})
 	return applied, err
 }
@@ -352,7 +353,11 @@ func (t *target) status(ctx context.Context) ([]Migration, error) {
 	if err != nil || len(all) == 0 || !all[0].Applied {
 		return all, err
 	}
-	return append(all, newer...), t.requireTable(ctx)
+	made := all
+	if len(newer) > 0 {
+		made = nil // the newer program may have taken some of it away
+	}
+	return append(all, newer...), t.requireTable(ctx, made)
 }
 
 // migrations returns all migrations, marked as not applied.
@@ -419,21 +424,22 @@ func (t *target) requireSchema(ctx context.Context) error {
 	return nil
 }
 
-// requireTable returns an error if the version table is up to date and the limits' table is gone.
-func (t *target) requireTable(ctx context.Context) error {
-	var schema string
-	var exists bool
-	err := t.pool.QueryRow(ctx, `
-		SELECT current_schema()::text, EXISTS (
-			SELECT FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-			WHERE n.nspname = current_schema() AND c.relname = $1::text AND c.relkind IN ('r', 'p', 'c')
-		)`, t.table()).Scan(&schema, &exists)
-	switch {
-	case err != nil:
-		return fmt.Errorf("look for table %s: %w", t.table(), err)
-	case !exists:
+// requireTable returns an error if the schema lacks the set's table, or what applied migrations make, such
+// as after a part of it was restored.
+func (t *target) requireTable(ctx context.Context, all []Migration) error {
+	f, err := t.look(ctx)
+	if err != nil {
+		return err
+	}
+	if len(f.columns) == 0 {
 		return fmt.Errorf("schema %q has the version table, but no table %s: if goose was run with a version table name "+
-			"that has a schema in it, the table went to the first schema of its search_path; move it with ALTER TABLE … SET SCHEMA", schema, t.table())
+			"that has a schema in it, the table went to the first schema of its search_path; move it with ALTER TABLE … SET SCHEMA", f.schema, t.table())
+	}
+	for _, m := range all {
+		if m.Applied && !f.has(m) {
+			return fmt.Errorf("version table %s has %s, and the schema lacks what that makes (%s): to apply it again, first DELETE FROM %s WHERE version_id >= %d",
+				t.set.VersionTable(), m.Name, f.made.shows[m.Version], f.versions(t.set), m.Version)
+		}
 	}
 	return nil
 }

@@ -56,24 +56,16 @@ type Config struct {
 	// PostgreSQL and this package compute durations differently, by some microseconds.
 	Clock func() time.Time
 
-	// Portable keeps every statement to the SQL that a PostgreSQL with distributed tables
-	// (Citus) accepts, and prefers the forms that are fast there. Decisions on their own are
-	// then combined row by row: calls for one limit and key that gather while a statement for
-	// them is under way go together in the next one, if they allow, reserve or take at most n
-	// tokens of one limit without shards. Once the pool has fewer than twice as many connections
-	// as calls are under way, Allow of a token bucket also shares statements with calls for other
-	// keys of its Citus shard. Calls for several limits, limits with shards, and
-	// checks are one transaction or statement each.
+	// Portable keeps every statement to the SQL that a PostgreSQL with distributed tables (Citus)
+	// accepts. Calls for one limit and key that arrive while a statement for them is under way share
+	// the next one. While many calls are under way, those for other keys of the same Citus shard
+	// share it too. Calls for several limits, limits with shards, and checks do not.
 	//
-	// Calls wait for rows that are locked: all calls for such a row by one statement, which has
-	// one connection of the pool, while calls for other rows go on as long as the pool has
-	// connections for them. A caller that gives up returns at once, but pays if its statement
-	// was under way; the error is that of its context, and not [ErrLocked]. Prune does not skip
-	// locked rows; and a take by AllowTx that was rolled back can be settled and cancelled,
-	// which gives away tokens that were never taken. Permits that are locked are passed over.
-	//
-	// AllowFunc and its like run at READ COMMITTED, and not at SERIALIZABLE: nodes do not serialize
-	// with each other, and could commit one without the other.
+	// AllowFunc and its like run at READ COMMITTED, since nodes do not serialize with each other. A
+	// decision on its own waits for a locked row, on one connection for each such row, and its error
+	// is the context's, not [ErrLocked]. A caller that gives up may have paid. Do not settle or cancel
+	// a take of AllowTx that was rolled back: that gives away tokens. All differences:
+	// https://github.com/pgratelimit/ratelimit/blob/main/docs/beyond-one-server.md#what-portable-changes.
 	Portable bool
 
 	// Escrow is for how long the Store may decide from memory after it has read a row, at most

@@ -99,32 +99,17 @@ func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) e
 	return s.editOwn(ctx, ratelimit.VerbResume, nil, s.edits().Resume, ratelimit.Request{Limit: limit, Key: key})
 }
 
-// ChangeTx has the limit's rows for key, inside tx, as they are when the definition to replaces
-// from, with what was used kept, and returns the status then. A program that changes a customer's
-// plan calls it in the transaction that does so. Without it the row stays as it is: the larger
-// quota is filled by the next window or as time passes, and a smaller one is what was left of the
-// larger, up to its capacity.
+// ChangeTx replaces the definition from of a key by to, inside tx, and keeps what was used. It
+// returns the status after that. Call it in the transaction that changes a customer's plan. Without
+// it the row stays as it is until time or the next window refills it.
 //
-//   - A raise adds to what is left as much as the capacity is larger, and a cut takes as much away.
-//     Nobody owes anything by a cut; debt, and a pause, stay.
-//   - A window of another length begins at its newest edge, and edges that are past refill nothing.
-//     Edges that are moved by Start, Anchor, Zone or Time refill no sooner than those before.
-//   - A sliding window keeps the counts of its slots. If the slots are others, all are in the newest.
-//   - With other Shards the rows share what all had. A receipt from before goes back to its shards
-//     as far as there is room in them, so a settlement can give back less, and never more.
-//   - Tokens that processes hold in memory by [Config.Escrow] count as used. A window of another
-//     length begins when they end.
+// A raise adds the difference of the capacities to what is left. A cut takes it away, and leaves no
+// debt. Old debt and pauses stay. Another name or kind is [ratelimit.ErrInvalid], and changes
+// nothing.
 //
-// A key without a row is full by either definition, and is left so. A definition of another name
-// or kind is [ratelimit.ErrInvalid], and changes nothing: its rows mean something else.
-//
-// A raise by the catalog that is not complete yet ends when a change has another capacity: let from be
-// what held before the raise.
-//
-// A process that still takes by the old definition cuts what a raise has added to the old capacity,
-// and with other Shards processes with the one and the other refill side by side, by up to the
-// rate. So raise when all processes have the new definition, and cut before they have it; and
-// [Store.Pause] a key whose Shards change for as long as the roll-out takes.
+// A process that still takes by the old definition cuts the row to its capacity. So raise when all
+// processes have the new one, and cut before. [Store.Pause] a key while its Shards change. More:
+// https://github.com/pgratelimit/ratelimit/blob/main/docs/calendar.md#a-quota-that-changes.
 func (s *Store) ChangeTx(ctx context.Context, tx pgx.Tx, from, to ratelimit.Limit, key string) (status ratelimit.Status, err error) {
 	return s.change(ctx, ratelimit.FormTx, s.usableIn(tx), from, to, key, func(before, after *decide.Demand) (ratelimit.Status, error) {
 		return s.editor.Change(ctx, tx, before, after)
@@ -152,7 +137,7 @@ func (s *Store) change(ctx context.Context, form ratelimit.Form, invalid error, 
 	return do(before, after)
 }
 
-// ReplaceTx is for package catalog: it makes replacements inside tx, with the rows locked in the order
+// ReplaceTx is for package catalog and the command: it makes replacements inside tx, with the rows locked in the order
 // of the given keys, and returns the statuses by From, of before. They are of one name, and a missing
 // row stays missing. A mark costs no room: it is a pause that was over a hundred years ago.
 func (s *Store) ReplaceTx(ctx context.Context, tx pgx.Tx, replacements ...ratelimit.Replacement) (statuses []ratelimit.Status, err error) {
@@ -174,7 +159,7 @@ func (s *Store) ReplaceTx(ctx context.Context, tx pgx.Tx, replacements ...rateli
 	return s.editor.Replace(ctx, tx, all)
 }
 
-// ReplaceFunc is for package catalog: it runs do in a transaction of its own, in which do makes
+// ReplaceFunc is for package catalog and the command: it runs do in a transaction of its own, in which do makes
 // replacements of the keys' rows by ReplaceTx. While another transaction has one of these locked, it
 // waits with none of them locked, so do may run several times.
 func (s *Store) ReplaceFunc(ctx context.Context, limit ratelimit.Limit, keys []string, do func(context.Context, pgx.Tx) error) error {

@@ -26,28 +26,19 @@ type QueuedTake struct{ queued *tx.Queued }
 //		return err // ErrRefused: nothing behind the take was done
 //	}
 //
-// A pool sends a batch as one transaction, so without another one work and limit are all or nothing
-// as well, at the session's isolation level.
+// A pool sends a batch as one transaction, so limit and work are all or nothing without a
+// transaction of yours too.
 //
-// A refusal is an error of the take's statement. PostgreSQL does nothing that is queued behind it,
-// COMMIT included, and the transaction has failed until it is rolled back. Close of the batch's
-// results returns it as a [*ratelimit.RefusedError], with the Result of the limit that refused. A
-// program that reads result by result passes an error to [QueuedTake.Err]. Config.Observe is called
-// there and in Close, unless a statement before the take fails.
+// A refusal is an error of the take's statement, so PostgreSQL does nothing that is queued behind
+// it. Close of the batch's results returns it as a [*ratelimit.RefusedError]. A program that reads
+// result by result passes errors to [QueuedTake.Err]. Config.Observe is called there or in Close,
+// unless a statement before the take fails.
 //
-// Each refusal is a line in the server's log, without the key, and makes pgx prepare the batch's
-// statements again. So QueueTake is for limits that seldom refuse; [Store.AllowTx] is for others.
-//
-// QueueTake sends nothing, and its own errors queue nothing: [ratelimit.ErrInvalid],
-// [ratelimit.ErrExceedsCapacity], and the refusal of a limit in [ratelimit.ModeRefuse]. Limits with
-// shards and sliding windows are [ratelimit.ErrInvalid], and windows on a [Config.Portable] table.
-// Rows are locked in the one order of all calls. Two QueueTake in one transaction have no common
-// order: ask for several limits in one.
-//
-// A limit in [ratelimit.ModeShadow] never fails the batch. A window in that mode that was paused in
-// this period, or whose Start was moved, takes nothing and is reported as refused. If the row of a
-// quota by the calendar is many edges behind, such as one in debt, the take is an error until
-// AllowTx has taken from it.
+// QueueTake sends nothing. If it returns an error, nothing is queued: [ratelimit.ErrInvalid], also
+// for limits with shards and sliding windows, and for windows with [Config.Portable];
+// [ratelimit.ErrExceedsCapacity]; or the refusal of a limit in [ratelimit.ModeRefuse]. What
+// refusals cost, and when to use it:
+// https://github.com/pgratelimit/ratelimit/blob/main/docs/transactions.md#in-the-round-trip-of-your-work.
 func (s *Store) QueueTake(batch *pgx.Batch, requests ...ratelimit.Request) (*QueuedTake, error) {
 	if err := s.usable(); err != nil {
 		return nil, err

@@ -279,29 +279,16 @@ func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (rateli
 	return result, err
 }
 
-// AllowFunc takes the count of each request from its limit and runs do in the same transaction, and
-// commits: the tokens are spent if and only if the work of do is committed. The transaction is
-// SERIALIZABLE, so do may decide by what it reads. With [Config.Portable] it is READ COMMITTED: what
-// do reads may have changed by the commit, unless it locks the rows. do must use tx for all its
-// work, return the errors of tx, and leave COMMIT and ROLLBACK to AllowFunc.
+// AllowFunc takes for requests, runs do in the same transaction, and commits: the tokens are spent
+// if and only if the work of do is committed. The transaction is SERIALIZABLE, or with
+// [Config.Portable] READ COMMITTED. do must use tx for all its work, return the errors of tx, and
+// leave COMMIT and ROLLBACK to AllowFunc.
 //
-// A refusal runs nothing and is an error, [ratelimit.ErrRefused]. The result is returned with it,
-// and is in the [*ratelimit.RefusedError]. An error or a panic of do rolls everything back; the
-// error is returned as it is.
-//
-// On 40001 and 40P01 all of it runs again, do included, after a random pause. So do must have no
-// effect but through tx. Attempts end at the deadline of ctx, or without one after
-// Config.RetryBudget, which then bounds everything. Any other fault is returned at once.
-//
-// When the connection is lost during COMMIT, a new one asks the server for the outcome: if it was
-// committed there is no error. If the server cannot tell, or has crashed in between, the error is
-// [ErrOutcomeUnknown]. So is XX000 at COMMIT, by which Citus reports that not all nodes have
-// committed. If do has ended the transaction itself and returns no error, the server is asked in
-// the same way. (A function that begins another transaction in its place, as by ROLLBACK AND CHAIN,
-// is not detected.)
-//
-// Transactions of one process that take from the same row queue in order of arrival, before they
-// begin and before they take a connection. With several shards, each has a queue of its own.
+// A refusal is an error, [ratelimit.ErrRefused], with its result, and do does not run. Errors and
+// panics of do roll everything back, and are passed on. On 40001 and 40P01 everything runs again,
+// do included, until the deadline of ctx, or without one until Config.RetryBudget is over. If the
+// outcome of COMMIT cannot be found out, the error is [ErrOutcomeUnknown]. More:
+// https://github.com/pgratelimit/ratelimit/blob/main/docs/transactions.md#the-runner.
 func (s *Store) AllowFunc(ctx context.Context, requests []ratelimit.Request, do func(tx pgx.Tx, result ratelimit.Result) error) (ratelimit.Result, error) {
 	return s.run(ctx, false, requests, do)
 }
@@ -312,30 +299,16 @@ func (s *Store) ReserveFunc(ctx context.Context, requests []ratelimit.Request, d
 	return s.run(ctx, true, requests, do)
 }
 
-// AllowOnCommit runs do in a transaction and takes for requests in the round trip of its COMMIT, so
-// that their rows are locked for one round trip and not for the work. BEGIN travels with the first
-// statement of do: work of one statement and its limit are two round trips. An empty level is that of
-// AllowFunc; a limit needs no more than READ COMMITTED.
+// AllowOnCommit runs do in a transaction, and takes for requests in the round trip of its COMMIT, so
+// that rows are locked for one round trip. BEGIN travels with the first statement of do. An empty level
+// is that of AllowFunc; READ COMMITTED is enough for a limit.
 //
-// do runs before anything is decided, so it gets no Result. A refusal rolls its work back, and is
-// the error and result of [Store.AllowFunc]. So this is for limits that seldom refuse, and as with
-// [Store.QueueTake] each refusal is a line in the server's log. At SERIALIZABLE a transaction that
-// comes second at a row runs again (40001), do included: for one key that many want, take
-// [pgx.ReadCommitted] here, or AllowFunc, whose transactions queue before they begin.
+// do runs before the decision, so it gets no Result. A refusal rolls its work back. The error, attempts
+// and deadline are those of [Store.AllowFunc]. Limits and modes are those of [Store.QueueTake].
 //
-// All else is as with AllowFunc: errors and panics of do, attempts and their deadline, and a COMMIT
-// whose answer is lost. If it turns out to be done, but the answers to the takes were lost with it,
-// the result is OK and has no receipt. do may end the transaction by tx.Commit, which takes as well;
-// if that has no answer, the server is asked once do has returned. If do sends COMMIT as a statement
-// its work is committed, nothing is taken, and that is an error. What do sends after that, or after
-// ROLLBACK, is not done, but for what travels in the same batch or text. The takes are sent under the
-// role and the search_path that do leaves behind.
-//
-// In batches pgx has no options for a statement. So a first statement with options, or several in one
-// text, is sent after BEGIN, in another round trip. So are Begin, CopyFrom, Prepare, LargeObjects and
-// Conn. If the first statement fails before the transaction has begun, it does not begin any more,
-// and later statements fail too. Tokens from memory, by Config.Escrow, send no take. Modes, and the
-// limits that cannot be taken from, are those of QueueTake.
+// Leave COMMIT to the runner, or call tx.Commit, which takes as well. If do sends COMMIT as a statement,
+// nothing is taken, and that is an error. Refusals are costly, and so is one hot key at SERIALIZABLE: see
+// https://github.com/pgratelimit/ratelimit/blob/main/docs/transactions.md#in-the-round-trip-of-your-work.
 func (s *Store) AllowOnCommit(ctx context.Context, requests []ratelimit.Request, level pgx.TxIsoLevel, do func(tx pgx.Tx) error) (ratelimit.Result, error) {
 	if err := s.usable(); err != nil {
 		return ratelimit.Result{}, err

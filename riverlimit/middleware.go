@@ -48,30 +48,15 @@ type MiddlewareConfig struct {
 	// of Limits and InFlight: a *catalog.Catalog. Nil leaves them as they are.
 	Catalog ratelimit.Catalog
 
-	// HardStart bounds starts and not only averages, for a third party that
-	// counts them: in no window of a limit's Period do jobs start for more than
+	// HardStart bounds starts and not only averages, for a third party that counts them. In any stretch
+	// of a limit's Period, jobs start for at most Rate + Capacity − 1 tokens, if counts are whole. The
+	// bound of a SlidingWindow is Rate, and that of a FixedWindow Rate plus its largest count − 1. For
+	// 100 calls a minute take a SlidingWindow of Rate 100, or a TokenBucket of Rate 91 and Capacity 10.
 	//
-	//	Rate + Capacity − 1
-	//
-	// tokens, for a SlidingWindow more than Rate, wherever the window begins and
-	// however late River fetches the jobs. (Counts being whole. Capacity is at least the largest count; for a
-	// FixedWindow it counts as that.) So a promise not to call a third party
-	// more often than 100 times a minute needs Rate 100, Capacity 1, which
-	// spaces the starts out evenly, or Rate 91, Capacity 10.
-	//
-	// A SlidingWindow of Rate 100 keeps that promise with the whole burst, and
-	// without a second limit: a job that starts in the slot that it has reserved
-	// keeps the bound, however late in it. One that River brings later than that,
-	// by more than Period / Slots, has lost its slot and asks for another, to start
-	// at once. So have slots that are longer than River is late: with a Period of a minute,
-	// 12 slots of 5 seconds for jobs that were inserted for later, 60 of a second for
-	// jobs that wait in the worker; and longer than StartSlack, or the job is
-	// cancelled. A flood then gets Slots / (Slots + 1) of Rate.
-	//
-	// For the other kinds each job pays at a gate as well, right before it starts: see
-	// [Middleware.Rows]. It may start StartSlack after it has paid, so
-	// StartSlack is added to the Period of token buckets: with a Period of a
-	// minute, the default takes 0.1 % off the rate.
+	// Slots must be longer than StartSlack, or the job is cancelled. They should be longer than River
+	// is late. Other kinds make each job pass a gate as it starts: see [Middleware.Rows]. StartSlack is
+	// added to a gate's Period. More:
+	// https://github.com/pgratelimit/ratelimit/blob/main/docs/river.md#averages-and-starts.
 	HardStart bool
 
 	// StartSlack is how late a start may be, with HardStart, for the instant

@@ -17,6 +17,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/erase"
 	"github.com/pgratelimit/ratelimit/riverlimit"
 )
 
@@ -165,6 +166,33 @@ func TestParkedJobsByHand(t *testing.T) {
 	if len(r.times) != 1+each || r.most != 1 {
 		t.Errorf("%d jobs have run, %d at a time", len(r.times), r.most)
 	}
+}
+
+// Jobs that are parked for a key that is erased start, though nothing is left that would wake them.
+func TestParkedJobsOfAnErasedKey(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	longer := oneAtOnce
+	longer.Lease = time.Hour
+	if held, err := b.store.Permits().Acquire(t.Context(), longer.For("A")); err != nil || !held.OK {
+		t.Fatal(held, err)
+	}
+	r := newRuns()
+	close(r.letGo)
+	b.mustInsertTenants(t, "A", "A", "B")
+	start(t, b.tenants(t, r, 5, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: oneOfTenant})))
+	b.eventually(t, 1, completedOnce)
+	b.eventually(t, 2, putOff)
+	var erased erase.Counts
+	b.inTx(t, func(tx pgx.Tx) (err error) {
+		erased, err = erase.Keys(t.Context(), tx, b.Schema, "A")
+		return err
+	})
+	if erased.Rows != 1 || erased.Parked != 2 {
+		t.Errorf("erased %v", erased)
+	}
+	b.eventually(t, 3, completedOnce)
+	b.eventually(t, 0, parkedRows)
 }
 
 // A job of weight 3 is not woken before it fits, and is not passed over.

@@ -33,7 +33,7 @@ func (c *counting) QueryContext(ctx context.Context, query string, args ...any) 
 // withoutEnd is a transaction that does not say that it is one.
 type withoutEnd struct{ sqltx.Tx }
 
-// Each statement is a round trip: docs/database-sql.md says how many a call takes.
+// Each statement is a round trip: docs/setup.md says how many a call takes.
 func TestRoundTrips(t *testing.T) {
 	pgtest.Long(t)
 	db := pgtest.New(t)

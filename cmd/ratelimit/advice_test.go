@@ -188,11 +188,14 @@ var followed = map[string]func(p *patient){
 		p.exec("SELECT * FROM rate_limits_now")
 	},
 	"rights": func(p *patient) {
-		if p.url = p.as("SELECT"); p.url == "" {
+		if p.url = p.as(""); p.url == "" {
 			p.Skip("the user may make no role")
 		}
-		p.exec(after(p.advised("rights", "GRANT "), "GRANT "))
-		p.well("rights", "")
+		for _, lacks := range []string{"SELECT", "DELETE"} {
+			p.exec("REVOKE " + lacks + " ON rate_limits FROM " + p.db.Schema + "_role")
+			p.exec(after(p.advised("rights", "GRANT "), "GRANT "))
+			p.well("rights", "")
+		}
 	},
 	"statistics": func(p *patient) {
 		if p.url = p.as("SELECT, INSERT, UPDATE, DELETE"); p.url == "" {
@@ -207,9 +210,11 @@ var followed = map[string]func(p *patient){
 		p.well("indexes", "")
 	},
 	"fill factor": func(p *patient) {
-		p.exec("ALTER TABLE rate_limits RESET (fillfactor)")
-		p.exec(p.advised("fill factor", "ALTER TABLE "))
-		p.well("fill factor", "")
+		for _, full := range []string{"RESET (fillfactor)", "SET (fillfactor = 100)", "SET (fillfactor = 71)"} {
+			p.exec("ALTER TABLE rate_limits " + full)
+			p.exec(p.advised("fill factor", "ALTER TABLE "))
+			p.well("fill factor", "")
+		}
 	},
 	"transactions": func(p *patient) {
 		tx, err := p.db.Pool.Begin(p.Context())

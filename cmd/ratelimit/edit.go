@@ -362,41 +362,49 @@ When definitions are from a file, it must have all plans of a limit, as override
 				return err
 			}
 			defer d.Pool.Close()
-			if history > 0 || o.dryRun { // without the history, nothing is lost
-				what, err := wouldPrune(cmd.Context(), d, history)
-				if err != nil {
-					return err
-				}
-				if ok, err := o.confirmed(cmd, what); !ok {
-					return err
-				}
+			if cmd.Flags().Changed("history-age") { // 0s is all changes but the newest
+				return o.prune(cmd, d, &history)
 			}
-			deleted, err := d.Catalog.Prune(cmd.Context(), d.Store, d.Store.Permits())
-			if err != nil {
-				return fmt.Errorf("after %s: %w", plural(int(deleted), "row"), err)
-			}
-			var changes int64
-			if history > 0 {
-				if changes, err = d.Catalog.PruneHistory(cmd.Context(), history); err != nil {
-					return err
-				}
-			}
-			p := o.printer(cmd)
-			if p.json {
-				return p.object(struct {
-					Rows    int64 `json:"rows"`
-					Changes int64 `json:"changes"`
-				}{deleted, changes})
-			}
-			p.say("deleted %s", plural(int(deleted), "row"))
-			if history > 0 {
-				p.say("deleted %s of the history", plural(int(changes), "change"))
-			}
-			return nil
+			return o.prune(cmd, d, nil)
 		},
 	}
-	c.Flags().DurationVar(&history, "history-age", 0, "delete changes of the catalog that are older, too")
+	c.Flags().DurationVar(&history, "history-age", 0, "delete changes of the catalog that are older, too, but not the newest one")
 	return o.losing(o.onLimits(c))
+}
+
+// prune prunes rows, and changes of the catalog that are older than an age if it is not nil.
+func (o *options) prune(cmd *cobra.Command, d *inspect.Inspector, history *time.Duration) error {
+	if history != nil || o.dryRun { // without the history, nothing is lost
+		what, err := wouldPrune(cmd.Context(), d, history)
+		if err != nil {
+			return err
+		}
+		if ok, err := o.confirmed(cmd, what); !ok {
+			return err
+		}
+	}
+	deleted, err := d.Catalog.Prune(cmd.Context(), d.Store, d.Store.Permits())
+	if err != nil {
+		return fmt.Errorf("after %s: %w", plural(int(deleted), "row"), err)
+	}
+	var changes int64
+	if history != nil {
+		if changes, err = d.Catalog.PruneHistory(cmd.Context(), *history); err != nil {
+			return err
+		}
+	}
+	p := o.printer(cmd)
+	if p.json {
+		return p.object(struct {
+			Rows    int64 `json:"rows"`
+			Changes int64 `json:"changes"`
+		}{deleted, changes})
+	}
+	p.say("deleted %s", plural(int(deleted), "row"))
+	if history != nil {
+		p.say("deleted %s of the history", plural(int(changes), "change"))
+	}
+	return nil
 }
 
 // A counting counts what a store would prune.
@@ -411,11 +419,11 @@ func (c counting) Prune(ctx context.Context, limits ...ratelimit.InFlight) (int6
 }
 
 // wouldPrune says what would be pruned.
-func wouldPrune(ctx context.Context, d *inspect.Inspector, history time.Duration) (string, error) {
+func wouldPrune(ctx context.Context, d *inspect.Inspector, history *time.Duration) (string, error) {
 	rows, err := d.Catalog.Prune(ctx, counting{d.Store}, counting{d.Store})
 	what := fmt.Sprintf("delete %s that %s the same as no row", plural(int(rows), "row"), when(rows == 1, "means")+when(rows != 1, "mean"))
-	if history > 0 {
-		what += fmt.Sprintf(", and changes of the catalog that are older than %s", history)
+	if history != nil {
+		what += fmt.Sprintf(", and changes of the catalog that are older than %s", *history)
 	}
 	return what, err
 }
@@ -484,14 +492,20 @@ func (e *edit) change(ctx context.Context, from, to map[string]string, all bool)
 	if ok, err := e.confirmed(e.cmd, what); !ok {
 		return err
 	}
-	p := e.printer(e.cmd)
-	for i, key := range e.keys {
-		before, after, err := e.changeKey(ctx, from, to, key)
-		if err != nil {
-			return fmt.Errorf("after %s: %w", plural(i, "key"), err)
+	p, changed := e.printer(e.cmd), 0
+	slices.Sort(e.keys) // the order in which rows are locked
+	for some := range slices.Chunk(e.keys, ratelimit.MaxRequests) {
+		before, after, err := e.changeKeys(ctx, from, to, some)
+		if before != nil {
+			changed += len(some)
 		}
-		if !all && !p.json {
-			p.say("changed %s: %s of %s left → %s of %s left", p.key(key), inspect.Amount(before.Value), inspect.Amount(before.Capacity), inspect.Amount(after.Value), inspect.Amount(after.Capacity))
+		if err != nil {
+			return fmt.Errorf("after %s: %w", plural(changed, "key"), err)
+		}
+		for i, key := range some {
+			if !all && !p.json {
+				p.say("changed %s: %s of %s left → %s of %s left", p.key(key), inspect.Amount(before[i].Value), inspect.Amount(before[i].Capacity), inspect.Amount(after[i].Value), inspect.Amount(after[i].Capacity))
+			}
 		}
 	}
 	if p.json {
@@ -505,22 +519,33 @@ func (e *edit) change(ctx context.Context, from, to map[string]string, all bool)
 	return nil
 }
 
-// changeKey changes a key, and returns its status before and after.
-func (e *edit) changeKey(ctx context.Context, from, to map[string]string, key string) (before, after ratelimit.Status, err error) {
-	was, err := with(e.of(key).Limit, from)
-	if err != nil {
-		return before, after, err
+// changeKeys changes keys in one transaction, and returns their statuses before and after it. With an error
+// and statuses before it, the keys are changed.
+func (e *edit) changeKeys(ctx context.Context, from, to map[string]string, keys []string) (before, after []ratelimit.Status, err error) {
+	changes, asked := make([]ratelimit.Replacement, len(keys)), make([]ratelimit.Request, len(keys))
+	for i, key := range keys {
+		r := ratelimit.Replacement{Key: key}
+		if r.From, err = with(e.of(key).Limit, from); err == nil {
+			r.To, err = with(e.of(key).Limit, to)
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		changes[i], asked[i] = r, ratelimit.Request{Limit: r.To, Key: key}
 	}
-	is, err := with(e.of(key).Limit, to)
-	if err != nil {
-		return before, after, err
+	most := changes[0].From // of whose rows another transaction may have one locked
+	if changes[0].To.Definition().Shards > most.Definition().Shards {
+		most = changes[0].To
 	}
-	now, err := e.desk.Store.Check(ctx, was.ForN(key, 0))
+	err = e.desk.Store.ReplaceFunc(ctx, most, keys, func(ctx context.Context, tx pgx.Tx) (err error) {
+		before, err = e.desk.Store.ReplaceTx(ctx, tx, changes...)
+		return err
+	})
 	if err != nil {
-		return before, after, err
+		return nil, nil, err
 	}
-	after, err = e.desk.Store.Change(ctx, was, is, key)
-	return now.Status, after, err
+	after, err = e.desk.Store.CheckEach(ctx, asked...)
+	return before, after, err
 }
 
 // fields prints fields and their values in order.

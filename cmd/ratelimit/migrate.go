@@ -195,13 +195,14 @@ func (m *migrating) up() error {
 
 func (m *migrating) down() error {
 	ctx, set := m.cmd.Context(), m.sets[0]
-	all, err := migrate.Status(ctx, m.pool, m.config(set))
+	had, err := migrate.Status(ctx, m.pool, m.config(set))
 	if err != nil {
 		return err
 	}
-	all = slices.DeleteFunc(all, func(a migrate.Migration) bool { return !a.Applied || a.Untracked })
+	all := slices.DeleteFunc(slices.Clone(had), func(a migrate.Migration) bool { return !a.Applied || a.Untracked })
 	if len(all) == 0 {
 		m.say("nothing to take back")
+		m.tellUntracked(set, had)
 		return nil
 	}
 	newest := all[len(all)-1]

@@ -164,6 +164,9 @@ func TestMigrateFindsAnotherToolsTable(t *testing.T) {
 	if o := run("migrate", "up"); o.stdout != nothingUp+another {
 		t.Errorf("up printed:\n%s%s", o.stdout, o.stderr)
 	}
+	if o := run("migrate", "down"); o.stdout != "nothing to take back\n"+another {
+		t.Errorf("down printed:\n%s%s", o.stdout, o.stderr)
+	}
 }
 
 // nobody is an address at which no server listens.

@@ -415,6 +415,7 @@ func TestKeysFromStandardInput(t *testing.T) {
 		{[]string{"credit", "api", "-", "4"}, 5},
 		{[]string{"pause", "api", "-", "1h"}, 0},
 		{[]string{"resume", "api", "-"}, 0},
+		{[]string{"change", "api", "-", "--to", "capacity=30"}, 10},
 		{[]string{"reset", "api", "-"}, 20},
 	} {
 		feed(test.args...).wantStatus(t, exitBad, "133 keys of api", "say --yes")
@@ -479,6 +480,12 @@ SELECT 'exports', 'free', n, 1, clock_timestamp() - interval '1 hour' FROM gener
 	}
 	wantIn(t, w.program("prune", "--history-age", "1h").stderr, "this would delete 3 rows that mean the same as no row, and changes of the catalog")
 	wantIn(t, w.program("prune", "--history-age", "1h", "--yes").ok(t), "deleted 3 rows", "deleted 0 changes")
+	w.edited(w.catalog.Set(t.Context(), "api", "used", catalog.Override{Capacity: 40}))
+	w.edited(w.catalog.Set(t.Context(), "api", "used", catalog.Override{Capacity: 50}))
+	wantIn(t, w.program("prune", "--history-age", "0s", "--yes").ok(t), "deleted 0 rows\n")
+	if changes, err := w.catalog.History(t.Context(), "", 0); err != nil || len(changes) != 1 {
+		t.Errorf("the history has %v, %v, want the newest change", changes, err)
+	}
 	if w.left(api, "used") != 15 {
 		t.Error("a row that is used was deleted")
 	}
@@ -493,7 +500,7 @@ func TestErase(t *testing.T) {
 		w.take(monthly, key, 1)
 		w.edited(w.catalog.Set(t.Context(), "api", key, catalog.Override{Capacity: 40}))
 	}
-	const there = "rows of limits: 2, overrides: 1, changes in the history: 1, edits under way: 0, refusals: 0, parked jobs: 0"
+	const there = "rows of limits: 2, overrides: 1, changes in the history: 1, edits under way: 0, refusals: 0, parked jobs, which start: 0"
 	w.program("erase", "ann").wantStatus(t, exitBad, "this would erase key ann: "+there)
 	w.program("erase", "ann", "--dry-run").wantStatus(t, exitOK, "would erase key ann: "+there)
 	if got := objects[erase.Counts](t, w.program("erase", "ann", "--yes", "--json").ok(t))[0]; got != (erase.Counts{Rows: 2, Overrides: 1, Changes: 2}) {

@@ -16,7 +16,7 @@ func (d *doctor) otherRoles(ctx context.Context) error {
 		return err
 	}
 	for _, r := range all {
-		d.warn(r.Beyond, "other roles", "%s%s", visible.Text(r.String()), when(r.Beyond, ": more than a program needs; docs/migrating.md has what to revoke"))
+		d.warn(r.Beyond, "other roles", "%s%s", visible.Text(r.String()), when(r.Beyond, ": more than a program needs; docs/setup.md has what to revoke"))
 	}
 	if len(all) == 0 {
 		d.find(fine, "other roles", "none but the owner can write limits, choose a rate, or read keys")

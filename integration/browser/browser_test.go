@@ -37,6 +37,7 @@ var (
 	monthly = ratelimit.FixedWindow{Name: "documents per month and customer", Rate: 1_000_000, Every: ratelimit.Month, Zone: "Europe/Berlin"}
 	strict  = ratelimit.SlidingWindow{Name: "strict", Rate: 100, Period: time.Hour, Slots: 60}
 	exports = ratelimit.InFlight{Name: "exports", Limit: 3, Lease: time.Minute}
+	long    = ratelimit.TokenBucket{Name: "a_limit_" + strings.Repeat("without_a_place_to_break_its_name_", 3), Rate: 1, Period: time.Minute}
 )
 
 // site is the page on a database of the test's own, which may be changed.
@@ -61,7 +62,7 @@ func serve(t *testing.T) *site {
 	s.must(err)
 	s.catalog, err = catalog.New(db.Pool, &catalog.Config{Schema: db.Schema, Logger: quiet})
 	s.must(err)
-	s.must(s.catalog.Publish(t.Context(), api, monthly, strict))
+	s.must(s.catalog.Publish(t.Context(), api, monthly, strict, long))
 	s.must(s.catalog.PublishInFlight(t.Context(), exports))
 	handler, err := console.New(&console.Config{Pool: db.Pool, Schema: db.Schema, Store: s.store, Catalog: s.catalog, Edit: true, Logger: quiet})
 	s.must(err)
@@ -268,6 +269,7 @@ var pages = []struct{ name, path string }{
 	{"limits", "/"},
 	{"limit", "/limit?name=api"},
 	{"limit-monthly", "/limit?name=documents+per+month+and+customer"},
+	{"limit-long", "/limit?name=" + long.Name},
 	{"limited-now", "/limit?name=api&short=yes"},
 	{"key", "/key?name=api&key=alice"},
 	{"key-overridden", "/key?name=api&key=bob"},

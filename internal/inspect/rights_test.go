@@ -155,7 +155,7 @@ func TestRightsUnderDefaultPrivileges(t *testing.T) {
 // revoking is the SQL of the page to which doctor sends its readers.
 func revoking(t *testing.T) string {
 	t.Helper()
-	page, err := os.ReadFile("../../docs/migrating.md")
+	page, err := os.ReadFile("../../docs/setup.md")
 	if err != nil {
 		t.Fatal(err)
 	}

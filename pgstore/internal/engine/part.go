@@ -17,7 +17,7 @@ type parts struct {
 	asking *batch.Queue[*Pending] // of calls for keys whose part is not known
 
 	of    map[string]int64 // the parts of keys; nil if the table has none
-	asked time.Time        // when of was made
+	asked time.Time        // when of and queues were made
 
 	underWay atomic.Int64 // the number of calls
 	alone    int64        // up to this number, each goes to the queue of its row; half of the pool's connections
@@ -53,7 +53,7 @@ func (e *Engine) queueOnNode(p *Pending, underWay int64) *batch.Queue[*Pending] 
 		return e.queueOf(row)
 	}
 	if time.Since(e.parts.asked) > partsKnown {
-		e.parts.asked, e.parts.of = time.Now(), make(map[string]int64)
+		e.parts.asked, e.parts.of, e.parts.queues = time.Now(), make(map[string]int64), make(map[int64]*batch.Queue[*Pending])
 	}
 	if e.parts.of == nil {
 		return e.queueOf(row)
@@ -73,9 +73,6 @@ func (e *Engine) queueOfPart(part int64) *batch.Queue[*Pending] {
 	if !ok {
 		q := new(queue)
 		q.calls = e.newQueue(func(ctx context.Context, tickets []*Ticket) { e.serve(ctx, q, tickets, &awaited{part: true}) })
-		if e.parts.queues == nil {
-			e.parts.queues = make(map[int64]*batch.Queue[*Pending])
-		}
 		calls = q.calls
 		e.parts.queues[part] = calls
 	}
