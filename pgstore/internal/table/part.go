@@ -50,7 +50,7 @@ func (t partTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant
 
 // Decide finds no row, so that each call goes on in the queue of its row.
 func (t partTable) Decide(_ context.Context, _ *pgxpool.Pool, d *Decision, _ *time.Time) error {
-	_, err := d.Decide(&Rows{Rows: d.Rows, States: make([]bucket.State, len(d.Rows)), Found: make([]bool, len(d.Rows))})
+	_, err := d.Decide(&Rows{Rows: d.Rows, States: make([]bucket.State, len(d.Rows)), Found: make([]bool, len(d.Rows)), At: time.Now()})
 	return err
 }
 
