@@ -12,8 +12,8 @@
 // On plain PostgreSQL none of them waits for a row that another transaction has locked: such rows
 // are passed over, and their calls go on in a queue for that row alone, which waits for it. Later
 // calls for the row join that queue at once. Where tables are distributed nothing can be passed
-// over, so each row has such a queue from the beginning; if many calls are under way, those for rows of
-// one part of the table share a statement before.
+// over, so each row has such a queue from the beginning. While many calls are under way, those for
+// rows of one part of the table first share a statement.
 package engine
 
 import (

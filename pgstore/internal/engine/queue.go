@@ -132,12 +132,12 @@ func (e *Engine) requeue(tickets []*Ticket) {
 	for _, t := range tickets {
 		row := *t.Value.locked.Load()
 		e.mark(row)
-		if e.table.PassesOver() {
-			e.queueForLocked(row, t.Value).Join(t)
-		} else {
-			t.Value.locked.Store(nil) // it need not be locked
+		if !e.table.PassesOver() { // nor need the row be locked
+			t.Value.locked.Store(nil)
 			e.queueOf(row).Join(t)
+			continue
 		}
+		e.queueForLocked(row, t.Value).Join(t)
 	}
 }
 
