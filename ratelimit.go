@@ -175,6 +175,8 @@ type Replacement struct {
 	// as they are.
 	Marked []Marked
 	Only   bool
+
+	Cuts bool // rows are to be cut once all are marked
 }
 
 // Marked is rows that have a mark: they were measured by the first of some limits then, and have been

@@ -16,7 +16,7 @@ func (c *Catalog) SetEach(ctx context.Context, edits ...KeyEdit) (made []Edit, e
 	if err := c.usable(); err != nil || len(edits) == 0 {
 		return nil, err
 	}
-	return inOrder(edits, func(sorted []KeyEdit) (made []Edit, err error) {
+	return c.inOrder(edits, func(sorted []KeyEdit) (made []Edit, err error) {
 		if c.config.Store == nil || c.memory != nil {
 			err = c.alone(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
 				made, err = c.keepTx(ctx, tx, sorted...)
@@ -38,18 +38,25 @@ func (c *Catalog) SetEachTx(ctx context.Context, tx pgx.Tx, edits ...KeyEdit) ([
 	if err := c.usable(); err != nil || len(edits) == 0 {
 		return nil, err
 	}
-	return inOrder(edits, func(sorted []KeyEdit) ([]Edit, error) { return c.keepTx(ctx, tx, sorted...) })
+	return c.inOrder(edits, func(sorted []KeyEdit) ([]Edit, error) { return c.keepTx(ctx, tx, sorted...) })
 }
 
-// inOrder calls do with edits in the order in which their rows are locked, and returns the results
-// in the order of edits.
-func inOrder(edits []KeyEdit, do func([]KeyEdit) ([]Edit, error)) ([]Edit, error) {
+// inOrder calls do with edits in the order in which calls lock their rows, limits with shards last, and
+// returns the results in the order of edits.
+func (c *Catalog) inOrder(edits []KeyEdit, do func([]KeyEdit) ([]Edit, error)) ([]Edit, error) {
+	families := c.families()
+	shards := func(e KeyEdit) int {
+		if f := families[e.Name]; f != nil && f.published != nil {
+			return min(f.published.Shards, 2)
+		}
+		return 1
+	}
 	order := make([]int, len(edits))
 	for i := range order {
 		order[i] = i
 	}
 	slices.SortFunc(order, func(i, j int) int {
-		return cmp.Or(cmp.Compare(edits[i].Name, edits[j].Name), cmp.Compare(edits[i].Key, edits[j].Key))
+		return cmp.Or(cmp.Compare(shards(edits[i]), shards(edits[j])), cmp.Compare(edits[i].Name, edits[j].Name), cmp.Compare(edits[i].Key, edits[j].Key))
 	})
 	sorted := make([]KeyEdit, len(edits))
 	for n, i := range order {

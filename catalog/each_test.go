@@ -71,6 +71,76 @@ func TestSetEach(t *testing.T) {
 	}
 }
 
+// Edits lock rows in the order in which calls do: those of limits with shards last.
+func TestSetEachLocksShardsLast(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	k := newKeeper(t, db, nil)
+	store := k.store.(*pgstore.Store)
+	sharded := ratelimit.TokenBucket{Name: "a", Rate: 200, Period: time.Minute, Shards: 2}
+	must(t, k.Publish(t.Context(), sharded))
+	k.take(t, sharded, "k", 2)
+	made := make(chan error, 1)
+	must(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		if _, err := store.AllowTx(t.Context(), tx, monthly.For("k")); err != nil {
+			return err
+		}
+		go func() {
+			made <- pgx.BeginFunc(context.Background(), db.Pool, func(tx pgx.Tx) error {
+				o := &catalog.Override{Rate: 300}
+				_, err := k.SetEachTx(t.Context(), tx, catalog.KeyEdit{Name: "a", Key: "k", Override: o}, catalog.KeyEdit{Name: "monthly", Key: "k", Override: o})
+				return err
+			})
+		}()
+		for !pgtest.Blocks(t, db.Pool, tx) {
+			time.Sleep(time.Millisecond)
+		}
+		_, err := tx.Exec(t.Context(), inSchema(db, "SELECT FROM rate_limits WHERE name = 'a' FOR UPDATE NOWAIT"))
+		return err
+	}))
+	must(t, <-made)
+}
+
+// An editor that waits for another one, with rows locked that the other needs, lets go of them.
+func TestEditorsGiveWay(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	k := newKeeper(t, db, nil)
+	made := make(chan error, 1)
+	set := func(ctx context.Context, tx pgx.Tx, key string) error {
+		_, err := k.SetTx(ctx, tx, "monthly", key, catalog.Override{Rate: 300})
+		return err
+	}
+	for _, key := range []string{"a", "b"} {
+		k.take(t, monthly, key, 60)
+	}
+	must(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		if err := set(t.Context(), tx, "a"); err != nil {
+			return err
+		}
+		go func() {
+			made <- pgx.BeginFunc(context.Background(), db.Pool, func(tx pgx.Tx) error {
+				if _, err := tx.Exec(context.Background(), "SET LOCAL lock_timeout = '17s'"); err != nil {
+					return err
+				}
+				if err := set(t.Context(), tx, "b"); err != nil {
+					return err
+				}
+				var bound string
+				if err := tx.QueryRow(t.Context(), "SHOW lock_timeout").Scan(&bound); err != nil || bound != "17s" {
+					t.Errorf("lock_timeout %q, %v, want 17s", bound, err)
+				}
+				return nil
+			})
+		}()
+		for !pgtest.Blocks(t, db.Pool, tx) {
+			time.Sleep(time.Millisecond)
+		}
+		return set(t.Context(), tx, "b")
+	}))
+	must(t, <-made)
+}
+
 // Edits in one transaction lock all rows before others who edit must wait: one that waits for a row keeps
 // nobody from editing another limit, and two in turn do not wait for each other.
 func TestSetEachWaitsForRowsFirst(t *testing.T) {

@@ -55,6 +55,9 @@ func (c *Catalog) keepEach(ctx context.Context, tx pgx.Tx, edits []KeyEdit, agre
 			return nil, err
 		}
 	}
+	if err := c.table.lockBehindRows(ctx, tx); err != nil {
+		return nil, err
+	}
 	made := make([]Edit, len(edits))
 	for i := range edits {
 		locked := func() error { return nil }
@@ -174,7 +177,7 @@ func again(ctx context.Context, do func() error) (err error) {
 		select {
 		case <-time.After(time.Duration(rand.Int64N(int64(firstWait << min(i, 6))))):
 		case <-ctx.Done():
-			return ctx.Err()
+			return fmt.Errorf("catalog: %w: %w", err, ctx.Err())
 		}
 	}
 	return fmt.Errorf("catalog: %w", err)
@@ -508,7 +511,7 @@ func (c *Catalog) replaceKeys(ctx context.Context, tx pgx.Tx, k *keeping, keys [
 			others, done.apart = append(others, k.record(&r)), append(done.apart, key)
 		}
 		if r.By != nil && !sure {
-			r.To = is
+			r.To, r.Cuts = is, will.Definition().Capacity < is.Definition().Capacity
 		}
 		all = append(all, r)
 	}

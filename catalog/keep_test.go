@@ -627,3 +627,33 @@ func TestEditsWhileARaiseIsPending(t *testing.T) {
 		}
 	}
 }
+
+// A key in debt is raised and, before all processes have read that, edited again. A process that takes by
+// the definition before both does not clip what the raise gives.
+func TestEditsOfAKeyInDebtWhileARaiseIsPending(t *testing.T) {
+	t.Parallel()
+	db, clock := newDB(t), newTestClock()
+	for _, key := range []string{"acme", catalog.AllKeys} {
+		for becomes, want := range map[float64]float64{1100: 989, 900: 789, 95: -1} {
+			k := newKeeper(t, db, clock.now)
+			limit := ratelimit.FixedWindow{Name: fmt.Sprint(becomes, key == "acme"), Rate: 100, Every: ratelimit.Month}
+			must(t, k.Publish(t.Context(), limit))
+			reserve := func(n float64) {
+				_, err := k.store.(*pgstore.Store).Reserve(t.Context(), limit.ForN("acme", n)) // by the code's definition
+				must(t, err)
+			}
+			reserve(110)
+			edited(t)(k.Set(t.Context(), limit.Name, key, catalog.Override{Rate: 1000}))
+			edited(t)(k.Set(t.Context(), limit.Name, key, catalog.Override{Rate: becomes}))
+			reserve(1)
+			for range 2 {
+				clock.add(20 * time.Second)
+				_, err := k.Complete(t.Context())
+				must(t, err)
+			}
+			if got := k.left(t, limit, "acme"); got != want {
+				t.Errorf("one key %v: raised to 1,000, then %v: %v left, want %v", key == "acme", becomes, got, want)
+			}
+		}
+	}
+}

@@ -177,14 +177,17 @@ FROM ` + newest + `
 LEFT JOIN rate_limit_definitions AS d ON true`
 
 // readChanged reads the rows of changed names and keys. A change whose row is gone has a row of
-// NULLs.
+// NULLs. Each part is one that an index serves, and versions have a bound above, without which the
+// planner expects a third of all: it would compile the query, for a second or two.
 const readChanged = `SELECT ` + columns + `, n.now, v.version, v.at, c.name, c.key
 FROM ` + newest + `
-CROSS JOIN (SELECT DISTINCT h.name, h.key FROM rate_limit_history AS h WHERE h.version > $1::int8) AS c
+CROSS JOIN (SELECT DISTINCT h.name, h.key FROM rate_limit_history AS h WHERE h.version > $1::int8 AND h.version < 9223372036854775807) AS c
 LEFT JOIN LATERAL (
 	SELECT d.* FROM rate_limit_definitions AS d WHERE d.name = c.name AND d.key = c.key
 	UNION ALL
-	SELECT d.* FROM rate_limit_definitions AS d WHERE d.name = c.name AND d.key IS NULL AND c.key IS NULL
+	SELECT d.* FROM rate_limit_definitions AS d WHERE d.name = c.name AND d.kind IS NOT NULL AND c.key IS NULL
+	UNION ALL
+	SELECT d.* FROM rate_limit_definitions AS d WHERE d.name = c.name AND d.kind IS NULL AND d.key IS NULL AND c.key IS NULL
 ) AS d ON true`
 
 // read reads the changes since a mark: nil if there are none, or everything if the mark's change is
@@ -258,8 +261,13 @@ func (t *table) readChanged(ctx context.Context, known mark) (r *reading, at tim
 }
 
 // rowsOf reads the rows of names: those without a key, and those of one key.
-const rowsOf = `SELECT ` + columns + `, ` + clock + ` FROM rate_limit_definitions AS d
-WHERE d.name = ANY ($1::text[]) AND (d.key IS NULL OR d.key = $2::text)`
+const rowsOf = `SELECT ` + columns + `, ` + clock + ` FROM (
+	SELECT d.* FROM rate_limit_definitions AS d WHERE d.name = ANY ($1::text[]) AND d.key = $2::text
+	UNION ALL
+	SELECT d.* FROM rate_limit_definitions AS d WHERE d.name = ANY ($1::text[]) AND d.kind IS NOT NULL
+	UNION ALL
+	SELECT d.* FROM rate_limit_definitions AS d WHERE d.name = ANY ($1::text[]) AND d.kind IS NULL AND d.key IS NULL
+) AS d`
 
 func (t *table) rowsOf(ctx context.Context, q querier, names []string, key string) (*reading, error) {
 	rows, err := q.Query(ctx, t.sql(rowsOf), names, keyArg(key))
@@ -356,6 +364,24 @@ const lock = `SELECT pg_advisory_xact_lock(hashtextextended('rate_limit_definiti
 
 func (t *table) lock(ctx context.Context, q querier) error {
 	_, err := q.Exec(ctx, lock, t.definitions)
+	return fault("wait for those who write definitions", err)
+}
+
+// lockBehindRows is lock for a transaction that has locked rows, whose calls wait meanwhile: after lockWait,
+// which is less than the server's deadlock_timeout, it returns errAgain. It restores the lock_timeout, as
+// the rollback does.
+const lockBehindRows = `SELECT set_config('ratelimit.lock_timeout', current_setting('lock_timeout'), true), set_config('lock_timeout', $2::text, true),
+	pg_advisory_xact_lock(hashtextextended('rate_limit_definitions', $1::text::regclass::oid::int8)),
+	set_config('lock_timeout', current_setting('ratelimit.lock_timeout'), true)`
+
+const lockWait = "200ms"
+
+func (t *table) lockBehindRows(ctx context.Context, tx pgx.Tx) error {
+	_, err := tx.Exec(ctx, lockBehindRows, t.definitions, lockWait)
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) && (pgErr.Code == "55P03" || pgErr.Code == "57014") { // lock_not_available; query_canceled, if the lock comes in that moment
+		return errAgain
+	}
 	return fault("wait for those who write definitions", err)
 }
 

@@ -183,7 +183,7 @@ func (s *Store) replacement(r *ratelimit.Replacement) (made edit.Replacement, er
 	if err != nil {
 		return made, err
 	}
-	made = edit.Replacement{Before: before, After: after, By: after, Mark: r.Mark, Only: r.Only}
+	made = edit.Replacement{Before: before, After: after, By: after, Mark: r.Mark, Only: r.Only, Cuts: r.Cuts}
 	if r.By != nil {
 		if _, made.By, err = s.noted(r.From, r.By, r.Key); err != nil {
 			return made, err

@@ -90,6 +90,12 @@ func TestWaitInATransactionIsNamed(t *testing.T) {
 			_ = tx.Rollback(t.Context())
 		}
 	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := store.AllowFunc(ctx, []ratelimit.Request{limit.For("the key")}, func(pgx.Tx, ratelimit.Result) error { return nil })
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), `limit "the limit"`) {
+		t.Errorf("AllowFunc: got %v, want a timeout that names the limit", err)
+	}
 }
 
 // Statements that pgx prepared on another connection, which a pooler has put in place of its

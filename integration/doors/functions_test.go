@@ -575,7 +575,7 @@ func (f *functions) override(ctx context.Context, h *history) (changed bool, err
 	return true, errors.Join(err, f.catalog.Refresh(ctx))
 }
 
-// The phase of a window is the same in SQL: also of keys that are not ASCII.
+// The phase of a window is the same in SQL: also of keys that are not ASCII, and where backslashes escape.
 func TestFunctionPhase(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
@@ -590,8 +590,13 @@ func TestFunctionPhase(t *testing.T) {
 			t.Fatal(err)
 		}
 		var apart float64
-		err := db.Pool.QueryRow(t.Context(), `SELECT mod((extract(epoch FROM ts - `+db.Schema+`.rate_limit_origin(name, key, 7919e6, NULL)) * 1000000), 7919000000)
-			FROM `+db.Schema+`.rate_limits WHERE name = $1`, limit.Name).Scan(&apart)
+		err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), "SET LOCAL standard_conforming_strings = off"); err != nil {
+				return err
+			}
+			return tx.QueryRow(t.Context(), `SELECT mod((extract(epoch FROM ts - `+db.Schema+`.rate_limit_origin(name, key, 7919e6, NULL)) * 1000000), 7919000000)
+				FROM `+db.Schema+`.rate_limits WHERE name = $1`, limit.Name).Scan(&apart)
+		})
 		if err != nil || apart != 0 {
 			t.Errorf("key %q: the edges are %v microseconds apart, %v", key, apart, err)
 		}

@@ -288,6 +288,41 @@ func TestPermitsOfOpenTransactions(t *testing.T) {
 	}
 }
 
+// Any role may have the locks of free permits: they are taken without them. Functions mean the same
+// whatever the session's settings.
+func TestPermitsHiddenFromFunctions(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	withFunctions(t, db, nil)
+	stranger, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = stranger.Rollback(context.Background()) }()
+	if _, err := stranger.Exec(t.Context(), "SELECT pg_advisory_xact_lock("+db.Schema+".rate_limit_lock(home, $2, 'k', n)) FROM generate_series(0, 2) AS n, unnest(ARRAY['', $1::text]) AS home", db.Schema, calling.Name); err != nil {
+		t.Fatal(err)
+	}
+	err = pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), "SET LOCAL standard_conforming_strings = off; SET LOCAL lock_timeout = '17s'"); err != nil {
+			return err
+		}
+		for n := range calling.Limit + 1 {
+			if s, err := acquire(t.Context(), tx, db.Schema, calling); err != nil || s.OK != (n < calling.Limit) {
+				t.Errorf("permit %d: %v, %v", n, s, err)
+			}
+		}
+		var bound string
+		err := tx.QueryRow(t.Context(), "SHOW lock_timeout").Scan(&bound)
+		if bound != "17s" {
+			t.Errorf("lock_timeout is %q afterwards, want 17s", bound)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // Never more than so many at a time, by functions, database/sql and Go at once.
 func TestPermitsNeverOver(t *testing.T) {
 	t.Parallel()

@@ -86,9 +86,10 @@ func (d *Definition) after(z *zone, k, n int64) int64 {
 }
 
 // slack returns how long after an edge a row's ts still counts as that edge: a zone further behind
-// may have written it. For single days the slack covers summer time only.
+// may have written it. For one day and two the slack covers summer time only: it must not reach
+// halfway to the next edge, or two anchors in turn would each count.
 func (d *Definition) slack() int64 {
-	if d.Every == Day {
+	if d.Every <= 2*Day {
 		return (3 * time.Hour).Microseconds()
 	}
 	return zones.Microseconds()

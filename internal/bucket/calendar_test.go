@@ -17,31 +17,42 @@ func monthly(day int) *bucket.Definition {
 // Two versions of a program with different anchors that take in turn, every day, grant in four
 // years what one of them does: nothing twice, and nothing that is never granted.
 func TestCalendarTwoVersions(t *testing.T) {
-	versions := []*bucket.Definition{monthly(1), monthly(15)}
-	now := time.Date(2024, 1, 1, 12, 0, 0, 0, time.UTC)
-	state, granted := versions[0].Fresh("", now), 0.0
-	for day := range 4*365 + 1 {
-		d := versions[day%2]
-		n := d.Refill(state, now).Value
-		state, _ = d.Take(state, now, n, 0)
-		granted += n
-		now = now.AddDate(0, 0, 1)
+	every := func(days, day int) *bucket.Definition {
+		return definition(FixedWindow{Name: "quota", Rate: 100, Every: Unit(days) * Day, Anchor: Date{Year: 2024, Month: 1, Day: day}})
 	}
-	if granted != 48*100 {
-		t.Errorf("granted %v in 48 months of 100 each", granted)
+	for _, tt := range []struct {
+		versions [2]*bucket.Definition
+		windows  float64
+	}{
+		{[2]*bucket.Definition{monthly(1), monthly(15)}, 48},
+		{[2]*bucket.Definition{every(2, 1), every(2, 2)}, 731},
+	} {
+		now := time.Date(2024, 1, 1, 12, 0, 0, 0, time.UTC)
+		state, granted := tt.versions[0].Fresh("", now), 0.0
+		for day := range 4*365 + 1 {
+			d := tt.versions[day%2]
+			n := d.Refill(state, now).Value
+			state, _ = d.Take(state, now, n, 0)
+			granted += n
+			now = now.AddDate(0, 0, 1)
+		}
+		if granted != tt.windows*100 {
+			t.Errorf("%v: granted %v in %v windows of 100 each", tt.versions, granted, tt.windows)
+		}
 	}
 }
 
-// A row stands on an edge for as long after it as time zones are apart, and single days for
+// A row stands on an edge for as long after it as time zones are apart, and one day and two for
 // summer time. A microsecond later the next edge does not count, and the row's instant stays.
 func TestCalendarSlack(t *testing.T) {
 	day := definition(FixedWindow{Name: "quota", Rate: 100, Every: Day})
 	twoDays := definition(FixedWindow{Name: "quota", Rate: 100, Every: 2 * Day})
+	threeDays := definition(FixedWindow{Name: "quota", Rate: 100, Every: 3 * Day})
 	for _, tt := range []struct {
 		d     *bucket.Definition
 		slack time.Duration
 	}{
-		{monthly(1), 26 * time.Hour}, {twoDays, 26 * time.Hour}, {day, 3 * time.Hour},
+		{monthly(1), 26 * time.Hour}, {threeDays, 26 * time.Hour}, {twoDays, 3 * time.Hour}, {day, 3 * time.Hour},
 	} {
 		edge := tt.d.Fresh("", time.Date(2026, 6, 10, 12, 0, 0, 0, time.UTC)).TS
 		next, last := tt.d.Next(edge), tt.d.Next(tt.d.Next(edge))

@@ -68,6 +68,7 @@ func TestRefund(t *testing.T) {
 	}
 }
 
+// Rows are settled in the order in which calls lock them: limits with shards last.
 func TestRefundOrder(t *testing.T) {
 	a := TokenBucket{Name: "a", Rate: 80, Period: time.Second, Shards: 8}
 	b := TokenBucket{Name: "b", Rate: 80, Period: time.Second}
@@ -79,7 +80,7 @@ func TestRefundOrder(t *testing.T) {
 	}
 	var seen decide.Definitions
 	got := refunded(t, &seen, call.Receipt(changes, "", nil, t0))
-	if want := []string{"a/k/0 10", "a/k/1 5", "b/k/0 1", "b/z/0 1"}; !slices.Equal(got, want) {
+	if want := []string{"b/k/0 1", "b/z/0 1", "a/k/0 10", "a/k/1 5"}; !slices.Equal(got, want) {
 		t.Errorf("Settle() changes %q, want %q", got, want)
 	}
 }
@@ -100,15 +101,15 @@ func TestSettle(t *testing.T) {
 		used []float64 // of b and a
 		want []string  // shard and tokens given back
 	}{
-		{[]float64{20, 25}, []string{"a/k/0 -0", "a/k/1 -0", "a/k/2 -0", "b/k/0 -0"}},
-		{[]float64{7, 12}, []string{"a/k/0 -0", "a/k/1 8", "a/k/2 5", "b/k/0 13"}},
-		{[]float64{21, 0}, []string{"a/k/0 10", "a/k/1 10", "a/k/2 5", "b/k/0 -1"}},
-		{nil, []string{"a/k/0 10", "a/k/1 10", "a/k/2 5", "b/k/0 20"}},
+		{[]float64{20, 25}, []string{"b/k/0 -0", "a/k/0 -0", "a/k/1 -0", "a/k/2 -0"}},
+		{[]float64{7, 12}, []string{"b/k/0 13", "a/k/0 -0", "a/k/1 8", "a/k/2 5"}},
+		{[]float64{21, 0}, []string{"b/k/0 -1", "a/k/0 10", "a/k/1 10", "a/k/2 5"}},
+		{nil, []string{"b/k/0 20", "a/k/0 10", "a/k/1 10", "a/k/2 5"}},
 		{[]float64{20, 27}, []string{
-			"a/k/0 -0", "a/k/1 -0", "a/k/2 -0", "a/k/3 -0.4", "a/k/4 -0.4", "a/k/5 -0.4", "a/k/6 -0.4", "a/k/7 -0.4", "b/k/0 -0",
+			"b/k/0 -0", "a/k/0 -0", "a/k/1 -0", "a/k/2 -0", "a/k/3 -0.4", "a/k/4 -0.4", "a/k/5 -0.4", "a/k/6 -0.4", "a/k/7 -0.4",
 		}},
 		{[]float64{20, 125}, []string{
-			"a/k/0 -5.625", "a/k/1 -5.625", "a/k/2 -10.62", "a/k/3 -15.62", "a/k/4 -15.62", "a/k/5 -15.62", "a/k/6 -15.62", "a/k/7 -15.62", "b/k/0 -0",
+			"b/k/0 -0", "a/k/0 -5.625", "a/k/1 -5.625", "a/k/2 -10.62", "a/k/3 -15.62", "a/k/4 -15.62", "a/k/5 -15.62", "a/k/6 -15.62", "a/k/7 -15.62",
 		}},
 	} {
 		var seen decide.Definitions

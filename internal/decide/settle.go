@@ -120,9 +120,11 @@ func (s *Settlement) Spread(states []bucket.State, now time.Time) {
 	}
 }
 
-// merge sorts changes by row, and leaves one for each row, or slot of a row.
+// merge sorts changes in locking order, and leaves one for each row, or slot of a row.
 func (s *Settlement) merge() {
-	slices.SortStableFunc(s.Changes, func(a, b Change) int { return a.Row.Compare(b.Row) })
+	slices.SortStableFunc(s.Changes, func(a, b Change) int {
+		return cmp.Or(inLockingOrder(s.Call.Demands[a.Demand], s.Call.Demands[b.Demand]), a.Row.Compare(b.Row))
+	})
 	merged := s.Changes[:0]
 	for _, c := range s.Changes {
 		if n := len(merged) - 1; n >= 0 && merged[n].Row == c.Row && merged[n].Slot == c.Slot {

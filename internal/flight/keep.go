@@ -22,15 +22,20 @@ type Renewers struct {
 	running map[permitID]*renewer
 }
 
-// permitID names a permit in the hands of one holder.
+// permitID names a permit in the hands of one holder. A part of it has another ID.
 type permitID struct {
 	name, key string
 	number    int
 	fence     int64
+	more      int // permits that are held with it
 }
 
 func idOf(permit ratelimit.Permit) permitID {
-	return permitID{permit.InFlight.Name, permit.Key, permit.Number, permit.Fence}
+	more := len(permit.More)
+	for _, p := range permit.With {
+		more += 1 + len(p.More)
+	}
+	return permitID{permit.InFlight.Name, permit.Key, permit.Number, permit.Fence, more}
 }
 
 // Released notes that a holder has released its permit, or has released it in a transaction whose

@@ -99,6 +99,29 @@ func TestKeepTellsInTime(t *testing.T) {
 	}
 }
 
+// A holder that has released a part of its permit is told when the rest is lost.
+func TestKeepTellsOfTheRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var k Renewers
+		permit := lasting(1, time.Now())
+		permit.With = []ratelimit.Permit{permit}
+		permit.With[0].InFlight.Name = "other"
+		store := &fake{renew: func(context.Context) error { return ratelimit.ErrLeaseLost }}
+		err := k.Keep(t.Context(), store, permit, func(ctx context.Context, permit ratelimit.Permit) error {
+			k.Released(permit.Parts()[0])
+			select {
+			case <-ctx.Done():
+			case <-time.After(2 * lease):
+				t.Error("not told within two leases")
+			}
+			return nil
+		})
+		if !errors.Is(err, ratelimit.ErrLeaseLost) {
+			t.Errorf("got %v, want ErrLeaseLost", err)
+		}
+	})
+}
+
 // A fault that passes within the lease is not noticed.
 func TestKeepSurvivesFaults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -345,7 +345,7 @@ $body$;
 -- the finalizer of MurmurHash3), modulo the period.
 CREATE FUNCTION @schema@.rate_limit_phase(name text, key text, period float8) RETURNS float8 LANGUAGE plpgsql IMMUTABLE AS $body$
 DECLARE
-	hash numeric := @schema@.rate_limit_hash(convert_to(name, 'UTF8') || '\x00'::bytea || convert_to(key, 'UTF8'));
+	hash numeric := @schema@.rate_limit_hash(convert_to(name, 'UTF8') || decode('00', 'hex') || convert_to(key, 'UTF8'));
 	signed bigint;
 	factor numeric;
 BEGIN
@@ -387,10 +387,10 @@ BEGIN
 END
 $body$;
 
--- For how long after an edge a row stands on it: as long as time zones are apart, and of single days
+-- For how long after an edge a row stands on it: as long as time zones are apart, and of one day and two
 -- for summer time.
 CREATE FUNCTION @schema@.rate_limit_standing(d @schema@.rate_limit_request) RETURNS interval LANGUAGE sql IMMUTABLE AS $body$
-	SELECT CASE WHEN d.every ~ '^(1 )?days?$' THEN interval '3 hours' ELSE interval '26 hours' END
+	SELECT CASE WHEN d.every ~ '^([12] )?days?$' THEN interval '3 hours' ELSE interval '26 hours' END
 $body$;
 
 -- The number of the edge that a row has had, as rate_limits_had, and the next one.
@@ -1520,10 +1520,10 @@ BEGIN
 	FOREACH part IN ARRAY ARRAY[convert_to('rate_limits', 'UTF8'), convert_to(home, 'UTF8'), convert_to(name, 'UTF8'), convert_to(key, 'UTF8'), convert_to(number::text, 'UTF8')] LOOP
 		n := length(part);
 		IF n > 127 THEN
-			bytes := bytes || set_byte('\x00', 0, (n & 127) | 128);
+			bytes := bytes || set_byte(decode('00', 'hex'), 0, (n & 127) | 128);
 			n := n >> 7;
 		END IF;
-		bytes := bytes || set_byte('\x00', 0, n) || part;
+		bytes := bytes || set_byte(decode('00', 'hex'), 0, n) || part;
 	END LOOP;
 	RETURN @schema@.rate_limit_signed(@schema@.rate_limit_hash(bytes));
 END
@@ -1678,6 +1678,7 @@ DECLARE
 	permit   @schema@.rate_limit_permit;
 	tries  integer[];
 	looked boolean := false;
+	alone  boolean := false;
 	held   bigint;
 	fault  text := CASE
 		WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN 'name: must have from 1 to 255 bytes'
@@ -1694,9 +1695,9 @@ BEGIN
 	LOOP
 		FOREACH permit.number IN ARRAY tries LOOP
 			BEGIN
-				IF pg_try_advisory_xact_lock(@schema@.rate_limit_lock('', name, key, permit.number)) THEN
+				IF pg_try_advisory_xact_lock(@schema@.rate_limit_lock('', name, key, permit.number)) OR alone THEN
 					SELECT true, t.fence, t.until - lease, t.until INTO permit.ok, permit.fence, permit.at, permit.until
-						FROM @schema@.rate_limit_permit_take(name, key, permit.number, micros, NULL, @schema@.rate_limit_lock((parse_ident($schema$@schema@$schema$))[1], name, key, permit.number), false) AS t;
+						FROM @schema@.rate_limit_permit_take(name, key, permit.number, micros, NULL, @schema@.rate_limit_lock((parse_ident($schema$@schema@$schema$))[1], name, key, permit.number), alone) AS t;
 					IF permit.ok THEN
 						RETURN permit;
 					END IF;
@@ -1707,12 +1708,13 @@ BEGIN
 			END;
 		END LOOP;
 		permit.at := clock_timestamp();
-		EXIT WHEN looked;
+		EXIT WHEN alone OR looked AND tries = '{}';
+		alone := looked; -- any role may have the locks
 		looked := true;
 		tries := ARRAY(
 			SELECT n.i FROM generate_series(0, $3 - 1) AS n (i)
 			LEFT JOIN @schema@.rate_limits AS l ON l.name = $1 AND l.key = $2 AND l.shard = n.i
-			WHERE l.ts IS NULL OR l.ts <= permit.at ORDER BY random());
+			WHERE l.ts IS NULL OR l.ts <= permit.at ORDER BY random() LIMIT CASE WHEN alone THEN 8 END);
 	END LOOP;
 	SELECT count(*), min(l.ts) INTO held, permit.not_before
 		FROM @schema@.rate_limits AS l WHERE l.name = $1 AND l.key = $2 AND l.shard < $3 AND l.ts > permit.at;

@@ -20,6 +20,7 @@ type Replacement struct {
 	Mark          time.Time      // zero for none
 	Marked        []Marked       // rows that are not measured by Before
 	Only          bool           // these only are changed, to Before
+	Cuts          bool           // a definition of less capacity than After follows
 
 	was, is []bucket.State // the rows before, measured by Before, and afterwards
 }
@@ -139,15 +140,17 @@ func (e *Editor) replace(ctx context.Context, tx pgx.Tx, all ...*Replacement) (t
 // decide sets what the rows are. A row that is paused is not marked, since nobody takes from it: it is
 // as After has it at once. So is one that After cuts, and of which more was used than By leaves: callers
 // who do not know of a raise would not have got it. Otherwise a row of which By would leave no trace of
-// what there was is marked uncut. A missing row is made to be marked: one that a call by Before makes
-// would not be raised.
+// what there was is marked uncut. But a row that was marked already, and now has more than By's capacity,
+// is measured by By all the same, in debt: a take by By would clip it. A missing row is made to be marked:
+// one that a call by Before makes would not be raised.
 func (r *Replacement) decide(rows *locked, at time.Time) {
-	d, marked := &r.Before.Definition, false
+	d, marked, left, less := &r.Before.Definition, false, 0.0, 0.0
 	r.was = slices.Clone(rows.states)
 	for i := range r.was {
 		if m, uncut := r.markedBy(&r.was[i]); m != nil {
 			marked, r.was[i] = true, d.Shard().Raise(m.By, uncut, r.was[i], rows.outs[i], m.At, at)
 		}
+		left += r.was[i].Value
 	}
 	to, mark := r.By.Definition, time.Time{}
 	if !r.Mark.IsZero() {
@@ -162,6 +165,9 @@ func (r *Replacement) decide(rows *locked, at time.Time) {
 	case paused:
 		to = r.After.Definition
 	case mark.IsZero() || !d.Floors(&to, r.was, rows.outs, at):
+	case marked && !r.Cuts && left > to.Capacity:
+		less = (r.After.Definition.Capacity - to.Capacity) / float64(to.Shards)
+		to = r.After.Definition
 	case r.Only || r.After.Definition.Capacity < d.Capacity:
 		to, mark = r.After.Definition, time.Time{}
 	default:
@@ -172,6 +178,7 @@ func (r *Replacement) decide(rows *locked, at time.Time) {
 		if s := &r.is[i]; !s.Paused.After(at) && (marked || !mark.IsZero()) {
 			s.Paused = mark
 		}
+		r.is[i].Value -= less
 	}
 }
 

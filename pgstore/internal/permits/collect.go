@@ -2,6 +2,7 @@ package permits
 
 import (
 	"context"
+	"math/rand/v2"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
@@ -18,7 +19,7 @@ import (
 // next. (Without a turn, two collectors with half of the permits each would wait for each other.)
 //
 // One permit is collected once the waiter has been first in line for long: other callers might go
-// on taking every permit that gets free.
+// on taking every permit that gets free. Of many permits, it claims those of one part.
 //
 // Permits of several limits are taken when all are free, so the collector holds none of one limit
 // while it waits for another.
@@ -30,6 +31,7 @@ type collector struct {
 	turn   int64      // fence of the turn; 0 without the turn
 	since  time.Time  // since when it has the turn
 	limit  ratelimit.InFlight
+	from   int // see table.Collection
 }
 
 // patience is how long a waiter for one permit is first in line before it collects.
@@ -76,7 +78,14 @@ func (c *collector) collect(ctx context.Context, r ratelimit.PermitRequest) (*ra
 	defer end()
 	asked, began := time.Now(), c.turn
 	c.limit = r.Limit
-	col := &table.Collection{Key: c.key, Limit: r.Limit.Limit, Wanted: r.N, Lease: r.Limit.LeaseOrDefault(), Turn: c.turn}
+	if most := r.Limit.Limit - table.PermitPart; began == 0 {
+		c.from = rand.IntN(max(most, 0) + 1)
+	} else if c.from > max(most, 0) { // the Limit is smaller by now
+		c.abandon(began)
+		c.had(began)
+		return nil, nil
+	}
+	col := &table.Collection{Key: c.key, Limit: r.Limit.Limit, Wanted: r.N, Lease: r.Limit.LeaseOrDefault(), From: c.from, Turn: c.turn}
 	made := make(chan error, 1)
 	c.Work.Spawn(func() { // await the statement even if the caller gives up: otherwise nobody would know what to free
 		ctx, cancel := c.Timed(context.WithoutCancel(ctx))

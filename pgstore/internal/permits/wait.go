@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
@@ -77,7 +78,7 @@ func (c *collector) inLine(ctx context.Context) (ratelimit.Permit, error) {
 		if err != nil || permit.OK {
 			return permit, err
 		}
-		wait := lookAgain/2 + rand.N(lookAgain)
+		wait := c.pause(time.Now())
 		if first := permit.NotBefore.Sub(permit.At); first > 0 && first < wait {
 			wait = first + rand.N(lookAgain/8)
 		}
@@ -88,6 +89,16 @@ func (c *collector) inLine(ctx context.Context) (ratelimit.Permit, error) {
 		c.local.LookAgain(key, time.Now().Add(wait))
 		again.Reset(wait)
 	}
+}
+
+// pause returns after how long the first in line looks again. A waiter that collects, which is one of all
+// processes, looks again after half as long as it has collected.
+func (c *collector) pause(now time.Time) time.Duration {
+	wait := lookAgain/2 + rand.N(lookAgain)
+	if c.turn != 0 {
+		wait = min(wait, max(now.Sub(c.since)/2, conn.Poll))
+	}
+	return wait
 }
 
 // between returns the least pause between two looks of a waiter that reads all permits of a limit.

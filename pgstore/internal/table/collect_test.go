@@ -80,6 +80,29 @@ func (b *collectBench) abandon(turn int64) {
 	}
 }
 
+// Who collects one of many permits claims one part of them, however often it looks, and gets what is
+// released there.
+func TestCollectOneOfMany(t *testing.T) {
+	b := newCollectBench(t)
+	const many = 3 * PermitPart
+	if _, err := b.db.Pool.Exec(t.Context(), "INSERT INTO "+b.db.Schema+".rate_limits (name, key, shard, value, ts) SELECT 'l', 'k', n, 1, $1::timestamptz + interval '1 hour' FROM generate_series(0, $2::int4) AS n", b.now, many-1); err != nil {
+		t.Fatal(err)
+	}
+	c := &Collection{Key: b.key, Limit: many, Wanted: 1, Lease: time.Minute, From: PermitPart}
+	for range 3 {
+		b.collect(c, 0)
+	}
+	var first, claimed int
+	err := b.db.Pool.QueryRow(t.Context(), "SELECT min(shard), count(*) FROM "+b.db.Schema+".rate_limits WHERE shard < 10000 AND paused IS NOT NULL").Scan(&first, &claimed)
+	if err != nil || first != PermitPart || claimed != PermitPart {
+		t.Errorf("%d are claimed, from %d on, and %v, want one part", claimed, first, err)
+	}
+	if done := b.op(PermitPart+7, 1, 0, false); !done.Given {
+		t.Errorf("got %+v, want it to be given", done)
+	}
+	b.collect(c, 1)
+}
+
 // What is released while a waiter collects is that waiter's, whichever way, and nobody else collects.
 func TestCollectPermits(t *testing.T) {
 	b := newCollectBench(t)

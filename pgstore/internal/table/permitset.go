@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
@@ -197,6 +198,7 @@ type Collection struct {
 	Limit   int
 	Wanted  int
 	Lease   time.Duration
+	From    int   // for a single permit of more than PermitPart: only so many from this number on are read, in all of a turn
 	Turn    int64 // the turn's fence: 0 before the turn, and after losing it; it changes when the turn is over
 	Permits []PermitView
 	At      time.Time
@@ -220,8 +222,12 @@ func (t *Table) CollectPermits(ctx context.Context, pool *pgxpool.Pool, c *Colle
 			missing = append(missing, &PermitOp{Row: decide.Row{Key: c.Key, Shard: n}, New: true})
 		}
 	}
+	from, to := 0, ratelimit.MaxInFlight
+	if c.Wanted == 1 && c.Limit > PermitPart {
+		from, to = c.From, c.From+PermitPart
+	}
 	return t.overPermits(ctx, pool, missing, func(batch *pgx.Batch) {
-		batch.Queue(t.inflight["permit_collect"], c.Key.Name, c.Key.Key, int32(c.Limit), int32(c.Wanted), micros(c.Lease), began, now).Query(c.scan)
+		batch.Queue(t.inflight["permit_collect"], c.Key.Name, c.Key.Key, int32(c.Limit), int32(c.Wanted), micros(c.Lease), began, now, int32(from), int32(to)).Query(c.scan)
 	})
 }
 

@@ -63,7 +63,7 @@ func (a *attempt) try(ctx context.Context, changes []decide.Change) (pgx.Tx, err
 	}
 	tx, err := a.take(ctx, changes)
 	if err != nil {
-		return tx, a.taker.Fault("take", err)
+		return tx, a.taker.faultOf(a.call, err)
 	}
 	if a.taken.granted() {
 		a.answer(a.taken.result(tx))

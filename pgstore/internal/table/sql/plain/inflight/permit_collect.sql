@@ -7,11 +7,11 @@ WITH c AS MATERIALIZED (
 	WHERE CASE WHEN $6::int8 > 0 THEN r.value = $6::int8::float8 AND r.ts > c.now ELSE r.ts <= c.now END
 	FOR UPDATE OF r SKIP LOCKED
 ), mine AS MATERIALIZED (
-	SELECT r.shard FROM turn JOIN %[1]s AS r ON r.name = $1::text AND r.key = $2::text AND r.shard < 10000 CROSS JOIN c
+	SELECT r.shard FROM turn JOIN %[1]s AS r ON r.name = $1::text AND r.key = $2::text AND r.shard >= $8::int4 AND r.shard < $9::int4 CROSS JOIN c
 	WHERE $6::int8 > 0 AND r.ahead[1] = turn.fence AND r.paused IS NULL AND r.ts > c.now
 	FOR UPDATE OF r SKIP LOCKED
 ), free AS MATERIALIZED (
-	SELECT r.shard FROM turn JOIN %[1]s AS r ON r.name = $1::text AND r.key = $2::text AND r.shard < $3::int4 CROSS JOIN c
+	SELECT r.shard FROM turn JOIN %[1]s AS r ON r.name = $1::text AND r.key = $2::text AND r.shard >= $8::int4 AND r.shard < least($3::int4, $9::int4) CROSS JOIN c
 	WHERE r.ts <= c.now LIMIT $4::int4
 	FOR UPDATE OF r SKIP LOCKED
 ), got AS MATERIALIZED (
@@ -19,7 +19,7 @@ WITH c AS MATERIALIZED (
 ), done AS MATERIALIZED (
 	SELECT count(*) = $4::int4 AS done FROM got
 ), claims AS MATERIALIZED (
-	SELECT r.shard FROM turn JOIN %[1]s AS r ON r.name = $1::text AND r.key = $2::text AND r.shard < 10000 CROSS JOIN c CROSS JOIN done
+	SELECT r.shard FROM turn JOIN %[1]s AS r ON r.name = $1::text AND r.key = $2::text AND r.shard >= $8::int4 AND r.shard < $9::int4 CROSS JOIN c CROSS JOIN done
 	WHERE r.ts > c.now AND (r.ahead IS NULL OR r.paused IS NOT NULL)
 		AND CASE WHEN done.done OR r.shard >= $3::int4 THEN r.ahead[1] = turn.fence ELSE r.ahead[1] IS DISTINCT FROM turn.fence OR r.paused < c.soon END
 	LIMIT 1000 FOR UPDATE OF r SKIP LOCKED
@@ -36,5 +36,5 @@ SET value = CASE what WHEN 'take' THEN greatest(r.value + 1, round(date_part('ep
 	paused = CASE what WHEN 'claim' THEN c.until END,
 	ahead = CASE WHEN what IN ('take', 'keep', 'claim') AND NOT done.done THEN ARRAY[turn.fence] END
 FROM w CROSS JOIN turn CROSS JOIN c CROSS JOIN done
-WHERE r.name = $1::text AND r.key = $2::text AND r.shard = w.shard AND (w.what <> 'keep' OR done.done OR r.ts < c.soon)
+WHERE (SELECT count(*) FROM turn) = 1 AND r.name = $1::text AND r.key = $2::text AND r.shard = w.shard AND (w.what <> 'keep' OR done.done OR r.ts < c.soon)
 RETURNING r.shard, r.value::int8, w.what, done.done, c.now, c.until
