@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -15,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
 
@@ -133,35 +131,6 @@ func readable(file string) error {
 	return err
 }
 
-func TestWithoutRedis(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	o := tiny(`^granted-one-key/1/(ours, combined$|Redis Lua)`)
-	o.redisServer = "no-such-redis-server"
-	stdout, stderr, entries := measureTiny(t, o)
-	if want := "apt-get install redis-server"; !strings.Contains(stderr, want) {
-		t.Errorf("stderr is %q, want %q in it", stderr, want)
-	}
-	if want := "Redis: none"; !strings.Contains(stdout, want) {
-		t.Errorf("want %q in:\n%s", want, stdout)
-	}
-	if len(entries) != 1 || entries[0].Impl != oursCombined || entries[0].Goroutines != 1 {
-		t.Errorf("got %+v, want %s alone", entries, oursCombined)
-	}
-}
-
-func TestList(t *testing.T) {
-	var out bytes.Buffer
-	args := []string{"--list", "--only", "granted-one-key/64/ours, comb"}
-	if err := run(t.Context(), args, &out, io.Discard); err != nil {
-		t.Fatal(err)
-	}
-	want := "granted-one-key/64/ours, combined\ngranted-one-key/64/ours, combined, synchronous_commit off\n"
-	if out.String() != want {
-		t.Errorf("got %q, want %q", out.String(), want)
-	}
-}
-
 func TestBadArguments(t *testing.T) {
 	for _, args := range [][]string{
 		{"--only", "no-such-case"},
@@ -200,30 +169,6 @@ func TestNetwork(t *testing.T) {
 	}
 	if want := "Granted, one key, 2ms of network (granted-one-key)"; !strings.Contains(stdout, want) {
 		t.Errorf("want %q in:\n%s", want, stdout)
-	}
-}
-
-// TestWarmUp: what happens in it is in no figure.
-func TestWarmUp(t *testing.T) {
-	const warmUp, duration = 150 * time.Millisecond, 50 * time.Millisecond
-	c, begun := &counts{}, time.Now()
-	r := round{
-		contender: contender{decide: func(context.Context, string) (bool, error) {
-			if time.Since(begun) < warmUp/3 {
-				c.trips.Add(1000)
-			}
-			c.trips.Add(1)
-			time.Sleep(time.Millisecond)
-			return true, nil
-		}},
-		keys: []string{""}, goroutines: 2, warmUp: warmUp, duration: duration,
-	}
-	s := r.run(t.Context(), c)
-	if s.decisions == 0 || s.counts.trips == 0 || s.counts.trips >= 1000 {
-		t.Errorf("got %d round trips of %d decisions, want as many", s.counts.trips, s.decisions)
-	}
-	if s.elapsed < duration || s.elapsed > time.Since(begun)-warmUp {
-		t.Errorf("got %v, want what came after the warm-up", s.elapsed)
 	}
 }
 
@@ -271,29 +216,6 @@ func TestJobs(t *testing.T) {
 	}
 	for impl := range unused {
 		t.Errorf("%s is in no case", impl)
-	}
-}
-
-// TestSummarize: of three rounds of a second, the medians.
-func TestSummarize(t *testing.T) {
-	job := job{testCase{per: "trips", kind: kindThroughput}, 1, oursCombined}
-	var samples []*sample
-	for _, n := range []int64{30, 10, 20} {
-		s := &sample{decided: n, tally: tally{decisions: n, granted: n}, elapsed: time.Second, latency: hdrhistogram.New(1, longest, 2)}
-		s.counts = snapshot{trips: 2 * n, statements: 3 * n}
-		if err := s.latency.RecordValues(n*int64(time.Millisecond), n); err != nil {
-			t.Fatal(err)
-		}
-		samples = append(samples, s)
-	}
-	r := summarize(job, samples, time.Second)
-	if r.opsPerSec != 20 || r.perDecision != 2 || r.granted != 60 || r.statements != 60 {
-		t.Errorf("got %v a second, %v trips, %v granted, %v statements a second, want 20, 2, 60, 60", r.opsPerSec, r.perDecision, r.granted, r.statements)
-	}
-	for _, got := range []time.Duration{r.p50, r.p99} {
-		if got.Round(time.Millisecond) != 20*time.Millisecond {
-			t.Errorf("got a latency of %v, want 20 ms", got)
-		}
 	}
 }
 

@@ -4,11 +4,9 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"regexp"
-	"strings"
 	"testing"
 	"time"
 
@@ -53,26 +51,6 @@ func TestProcesses(t *testing.T) {
 	}
 	if err := readable(file); err != nil {
 		t.Errorf("the picture: %v", err)
-	}
-}
-
-func TestFlushInvalid(t *testing.T) {
-	t.Parallel()
-	for _, flush := range []string{"-1ms", "101ms", "1ns"} {
-		if _, err := parseProcesses([]string{"--flush", flush}, io.Discard); err == nil || !strings.Contains(err.Error(), "--flush "+flush) {
-			t.Errorf("%s: got error %v, want one of --flush", flush, err)
-		}
-	}
-}
-
-// TestProcessThatFails: what goes wrong in one of the processes is told, and ends all.
-func TestProcessThatFails(t *testing.T) {
-	t.Parallel()
-	task := childTask{URL: "postgres://127.0.0.1:1/nowhere", Schema: "s", Impl: oursCombined, Limit: plenty, Key: "k", Round: time.Hour}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	if _, err := (crowd{3, 1}).run(ctx, nil, task); err == nil || !strings.Contains(err.Error(), "0 of 3 processes were ready") || ctx.Err() != nil {
-		t.Errorf("got error %v, want that of a process", err)
 	}
 }
 

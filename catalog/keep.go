@@ -21,10 +21,6 @@ const (
 	firstWait = 5 * time.Millisecond
 )
 
-// errAgain reports an edit that must be decided again, because the limit or its rows changed
-// meanwhile.
-var errAgain = errors.New("the limit is being changed by somebody else")
-
 // keeps reports whether an edit changes rows, so that what was used stays used.
 func (c *Catalog) keeps(e *Edit) bool {
 	p := e.before.limits[e.Name]

@@ -111,28 +111,31 @@ func pruneAfterEdits(t *testing.T, c *catalog.Catalog, store pruningStore, now *
 	edited(t)(c.Set(ctx, "api", "large", catalog.Override{Capacity: 100_000}))
 	must(t, c.Refresh(ctx))
 	large, other := c.For(api, "large"), c.For(api, "another")
-	edits := map[string]func() error{
-		"a preview": func() error {
+	edits := []struct {
+		name string
+		do   func() error
+	}{
+		{"a preview", func() error {
 			_, err := c.Preview(ctx, "api", "large", &catalog.Override{Capacity: 90_000})
 			return err
-		},
-		"an edit of the override": func() error {
+		}},
+		{"an edit of the override", func() error {
 			_, err := c.Set(ctx, "api", "large", catalog.Override{Capacity: 80_000})
 			return err
-		},
-		"a pause":  func() error { _, err := store.Pause(ctx, large.Limit, "large", time.Second); return err },
-		"a resume": func() error { return store.Resume(ctx, large.Limit, "large") },
-		"a reset":  func() error { return store.Reset(ctx, large.Limit, "large") },
-		"a change": func() error { _, err := store.Change(ctx, api, large.Limit, "large"); return err },
+		}},
+		{"a pause", func() error { _, err := store.Pause(ctx, large.Limit, "large", time.Second); return err }},
+		{"a resume", func() error { return store.Resume(ctx, large.Limit, "large") }},
+		{"a reset", func() error { return store.Reset(ctx, large.Limit, "large") }},
+		{"a change", func() error { _, err := store.Change(ctx, api, large.Limit, "large"); return err }},
 	}
-	for name, edit := range edits {
-		must(t, edit())
+	for _, edit := range edits {
+		must(t, edit.do())
 		if result, err := store.Allow(ctx, other); err != nil || !result.OK {
 			t.Fatalf("got %v, %v", result, err)
 		}
 		*now = now.Add(10 * time.Minute) // full by api: 100 tokens
 		if n, err := store.Prune(ctx, api); n != 1 || err != nil {
-			t.Errorf("after %s: pruned %d, %v, want the row of the other key", name, n, err)
+			t.Errorf("after %s: pruned %d, %v, want the row of the other key", edit.name, n, err)
 		}
 	}
 }

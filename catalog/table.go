@@ -20,6 +20,10 @@ import (
 // the set migrations.Catalog, or name the schema in [Config].
 var ErrNotMigrated = errors.New("catalog: the tables of the catalog are not there")
 
+// errAgain reports an edit that must be decided again, because the limit or its rows changed
+// meanwhile.
+var errAgain = errors.New("the limit is being changed by somebody else")
+
 // querier is implemented by pools and transactions.
 type querier interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)

@@ -714,17 +714,6 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-func TestPrefix(t *testing.T) {
-	t.Parallel()
-	s := serve(t, func(c *console.Config) { c.Prefix = "/limits" })
-	s.wants(s.get(200, "/"), "sign up")
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url, nil)
-	s.must(err)
-	if response, _ := s.do(request); response.StatusCode != http.StatusMovedPermanently || response.Header.Get("Location") != "/limits/" {
-		t.Errorf("got %s to %q", response.Status, response.Header.Get("Location"))
-	}
-}
-
 // A database that is not as it should be is told, and the pages go on.
 func TestFaults(t *testing.T) {
 	t.Parallel()

@@ -96,20 +96,6 @@ func TestInFlightWeight(t *testing.T) {
 	})
 }
 
-// A limit that is switched off refuses all calls, and says for how long.
-func TestInFlightRefusedByMode(t *testing.T) {
-	store := memstore.New(nil)
-	conn := dial(t, &echo{}, newLimiter(t, store, grpclimit.Config{
-		InFlight: []grpclimit.InFlightPolicy{{Limit: calls.In(ratelimit.ModeRefuse), Key: byUser}},
-		Permits:  store.Permits(),
-	}))
-	err := say(as(t, "ann"), conn, "hello")
-	wantCode(t, err, codes.ResourceExhausted)
-	if violated, again := told(err); fmt.Sprint(violated) != "[calls]" || again < ratelimit.RefusedFor || again > ratelimit.RefusedFor+time.Second {
-		t.Errorf("refused by %v for %v, want calls for a minute", violated, again)
-	}
-}
-
 // A stream holds its permit until its handler returns, also when the client has gone; its
 // context ends when the permit is lost.
 func TestInFlightStream(t *testing.T) {

@@ -149,26 +149,6 @@ func TestRetryInfoIsKept(t *testing.T) {
 	}
 }
 
-// Jitter adds at most half a minute to a day's wait, or as much as the caller says.
-func TestJitterIsBounded(t *testing.T) {
-	now := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
-	day := ratelimit.FixedWindow{Name: "day", Rate: 1, Period: 24 * time.Hour, Start: now}
-	for _, most := range []time.Duration{0, 2 * time.Hour} {
-		store := memstore.New(func() time.Time { return now })
-		conn := dial(t, &echo{}, newLimiter(t, store, grpclimit.Config{Policies: []grpclimit.Policy{{Limit: day, Key: byUser}}, Jitter: 0.1, MaxJitter: most}))
-		latest := time.Duration(0)
-		for i := range 100 {
-			user := strconv.Itoa(i)
-			wantCode(t, say(as(t, user), conn, "hello"), codes.OK)
-			_, again := told(say(as(t, user), conn, "hello"))
-			latest = max(latest, again-day.Period)
-		}
-		if want := max(most, 30*time.Second); latest > want || latest < want*9/10 {
-			t.Errorf("MaxJitter %v: a client is told to come %v after midnight, want nearly %v and no later", most, latest, want)
-		}
-	}
-}
-
 // Without the database there is no yes, but with FailOpen.
 func TestStoreFails(t *testing.T) {
 	for _, test := range []struct {
@@ -417,18 +397,6 @@ func TestUsed(t *testing.T) {
 			t.Errorf("%d are left, %v, want 70", result.Remaining, err)
 		}
 	})
-}
-
-// Calls of one class leave a share of the limit to those of another.
-func TestAbove(t *testing.T) {
-	store := memstore.New(nil)
-	batch := dial(t, &echo{}, newLimiter(t, store, grpclimit.Config{Policies: []grpclimit.Policy{{Limit: perHour, Above: 0.5}}}))
-	all := dial(t, &echo{}, newLimiter(t, store, grpclimit.Config{Policies: []grpclimit.Policy{{Limit: perHour}}}))
-	for range 2 {
-		wantCode(t, say(t.Context(), batch, "hello"), codes.OK)
-	}
-	wantCode(t, say(t.Context(), batch, "hello"), codes.ResourceExhausted)
-	wantCode(t, say(t.Context(), all, "hello"), codes.OK)
 }
 
 func TestShadow(t *testing.T) {

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"net/http/httptest"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -176,50 +174,6 @@ func TestLockedRow(t *testing.T) {
 	wantStatus(t, serve(h, get("/", "X-User", "ann")), 200)
 }
 
-// However many come at the same time, no more get through than there are tokens: a
-// hundred guesses at once are no better than one after the other.
-func TestNeverOver(t *testing.T) {
-	store, _ := newStore(t, newClock().Now)
-	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: failures, Key: byUser, Counts: httplimit.CountOnly(401)}}})
-	var mu sync.Mutex
-	looked := 0
-	h := m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		mu.Lock()
-		looked++
-		mu.Unlock()
-		w.WriteHeader(http.StatusUnauthorized)
-	}))
-	var wg sync.WaitGroup
-	for range 100 {
-		wg.Go(func() { serve(h, get("/", "X-User", "ann")) })
-	}
-	wg.Wait()
-	if looked != 5 {
-		t.Errorf("%d passwords were looked at, want 5", looked)
-	}
-}
-
-// A handler's use of more than was taken is paid later: as debt.
-func TestUsedInPostgreSQL(t *testing.T) {
-	t.Parallel()
-	clock := newClock()
-	store, _ := newStore(t, clock.Now)
-	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: rows, Cost: httplimit.Fixed(10)}}})
-	h := m.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		if err := httplimit.Used(r.Context(), "rows", 1500); err != nil {
-			t.Error(err)
-		}
-	}))
-	wantStatus(t, serve(h, get("/")), 200)
-	resp := serve(h, get("/"))
-	wantStatus(t, resp, 429)
-	wantHeader(t, resp, "Retry-After", "1836") // 510 tokens, of 1,000 an hour
-	result, err := store.Check(t.Context(), ratelimit.Limit(rows).ForN("", 0))
-	if err != nil || result.Value != -500 {
-		t.Errorf("got %g, %v, want 500 in debt", result.Value, err)
-	}
-}
-
 func TestImports(t *testing.T) {
 	for _, imported := range importsOf(t) {
 		switch first, _, _ := strings.Cut(imported, "/"); {
@@ -230,68 +184,4 @@ func TestImports(t *testing.T) {
 			t.Errorf("the package imports %s", imported)
 		}
 	}
-}
-
-// Two processes share a partner's quota through the database, and what the partner tells
-// one of them holds for both.
-func TestTransportsShareALimitInPostgreSQL(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	const requests = 40
-	quota := ratelimit.TokenBucket{Name: "partner", Rate: 50, Period: time.Second, Capacity: 1}
-	store, db := newStore(t, nil)
-	other, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var mu sync.Mutex
-	var came []time.Time
-	partner := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		mu.Lock()
-		defer mu.Unlock()
-		if came = append(came, time.Now()); len(came) == requests/2 {
-			w.Header().Set("Retry-After", "2")
-			w.WriteHeader(http.StatusTooManyRequests)
-		}
-	}))
-	defer partner.Close()
-	begun := time.Now()
-	var wg sync.WaitGroup
-	for i, s := range []*pgstore.Store{store, other} {
-		transport := newTransport(t, httplimit.TransportConfig{
-			Base: partner.Client().Transport, Store: s, Limit: func(*http.Request) ratelimit.Request { return quota.For("") },
-			Scope: func(*http.Request) string { return strconv.Itoa(i) },
-		})
-		client := &http.Client{Transport: transport}
-		for range requests / 2 {
-			wg.Go(func() {
-				resp, err := client.Get(partner.URL)
-				if err != nil || resp.StatusCode != 200 {
-					t.Errorf("got %v, %v, want 200", resp, err)
-					return
-				}
-				resp.Body.Close()
-			})
-		}
-	}
-	wg.Wait()
-	if len(came) != requests+1 {
-		t.Fatalf("%d requests came, want %d", len(came), requests+1)
-	}
-	for i, at := range came {
-		// One at once, then 50 a second. After the pause, what was under way may come.
-		elapsed := at.Sub(begun)
-		if most := 1 + 50*elapsed.Seconds(); float64(i+1) > most {
-			t.Errorf("request %d came after %v, by when there were %.1f tokens", i+1, elapsed, most)
-		}
-	}
-	pause := time.Duration(0)
-	for i := requests / 2; i < len(came); i++ {
-		pause = max(pause, came[i].Sub(came[i-1]))
-	}
-	// It is shorter by how long it takes to store the pause, meanwhile some still come.
-	if pause < time.Second {
-		t.Errorf("the longest gap after the 429 is %v, want most of the pause of 2 s: both hold", pause)
-	}
-	t.Logf("%d requests in %v, with a pause of %v", len(came), came[len(came)-1].Sub(begun), pause)
 }

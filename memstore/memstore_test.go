@@ -88,12 +88,6 @@ func check(requests ...ratelimit.Request) verb {
 	}
 }
 
-func checkReserve(requests ...ratelimit.Request) verb {
-	return func(ctx context.Context, s *memstore.Store) (string, error) {
-		return show(s.CheckReserve(ctx, requests...))
-	}
-}
-
 func reset(limit ratelimit.Limit, key string) verb {
 	return func(ctx context.Context, s *memstore.Store) (string, error) {
 		return "", s.Reset(ctx, limit, key)
@@ -133,127 +127,6 @@ func prune(limits ...ratelimit.Limit) verb {
 		}
 		return fmt.Sprint(n), err
 	}
-}
-
-func TestAllow(t *testing.T) {
-	run(t, []step{
-		{t0, allow(bucket.ForN("a", 5)), "true 0s 0"},
-		{t0, allow(bucket.For("a")), "false 100ms 0"},
-		{t0, allow(bucket.For("b")), "true 0s 4"}, // each key by itself
-		{t0, allow(other.For("a")), "true 0s 9"},  // each limit by itself
-		{t1, allow(bucket.For("a")), "true 0s 0"},
-
-		{t1, allow(window.ForN("a", 3)), "true 0s 0"},
-		{t3, allow(window.For("a")), "false 100ms 0"},
-		{t4, allow(window.For("a")), "true 0s 2"},
-	})
-}
-
-func TestAllowSeveral(t *testing.T) {
-	run(t, []step{
-		{t0, allow(other.ForN("", 2), bucket.ForN("", 3), window.For("")), "true 0s 8 2 2"},
-		{t0, allow(other.ForN("", 2), bucket.ForN("", 3), window.For("")), "false 100ms 8 2 2"},
-		{t0, allow(window.ForN("", 3), bucket.ForN("", 3)), "false 400ms 2 2"},
-		{t0, check(other.For(""), bucket.For(""), window.For("")), "true 0s 8 2 2"}, // nothing was taken
-		{t0, allow(bucket.For(""), bucket.For("")), "true 0s 0"},                    // the same twice is one
-	})
-}
-
-func TestReserve(t *testing.T) {
-	run(t, []step{
-		{t0, reserve(bucket.ForN("a", 6)), "true 100ms -1"},
-		{t0, reserve(bucket.ForN("a", 2)), "true 300ms -3"},
-		{t0, reserve(bucket.ForN("a", 2)), "false 200ms -3"},
-		{t2, reserve(bucket.ForN("a", 2)), "true 300ms -3"},
-		{t2, allow(bucket.ForN("a", 0)), "false 300ms -3"},
-		{t5, allow(bucket.ForN("a", 0)), "true 0s 0"},
-		{t5, reserve(other.ForN("a", 12), bucket.ForN("a", 1)), "true 200ms -2 -1"},
-	})
-}
-
-// A check says what the verb would and takes nothing.
-func TestCheck(t *testing.T) {
-	run(t, []step{
-		{t0, check(bucket.ForN("a", 5)), "true 0s 5"},
-		{t0, checkReserve(bucket.ForN("a", 7)), "true 200ms 5"},
-		{t0, check(bucket.ForN("a", 5)), "true 0s 5"},
-		{t0, reserve(bucket.ForN("a", 7)), "true 200ms -2"},
-		{t0, check(bucket.For("a")), "false 300ms -2"},
-		{t0, check(bucket.ForN("a", 0)), "false 200ms -2"},
-		{t0, checkReserve(bucket.For("a")), "true 300ms -2"},
-		{t0, checkReserve(bucket.ForN("a", 2)), "false 100ms -2"},
-	})
-
-	s := memstore.New(func() time.Time { return t0 })
-	res, err := s.Check(context.Background(), bucket.For("a"))
-	if err != nil || res.Receipt != nil {
-		t.Errorf("Check() = receipt %v, %v, want none", res.Receipt, err)
-	}
-}
-
-func TestReset(t *testing.T) {
-	run(t, []step{
-		{t0, reserve(bucket.ForN("a", 8)), "true 300ms -3"},
-		{t0, reserve(bucket.ForN("b", 8)), "true 300ms -3"},
-		{t0, reset(bucket, "a"), ""},
-		{t0, check(bucket.For("a")), "true 0s 5"},
-		{t0, check(bucket.For("b")), "false 400ms -3"},
-		{t0, reset(bucket, "never seen"), ""},
-	})
-}
-
-func TestCredit(t *testing.T) {
-	run(t, []step{
-		{t0, allow(bucket.ForN("a", 5)), "true 0s 0"},
-		{t0, credit(bucket.ForN("a", 1.5)), "true 0s 1.5"},
-		{t0, credit(bucket.ForN("a", 100)), "true 0s 5"},
-		{t0, reserve(bucket.ForN("a", 8)), "true 300ms -3"},
-		{t0, credit(bucket.ForN("a", 1)), "false 200ms -2"},
-		{t0, credit(bucket.ForN("fresh", 1)), "true 0s 5"},
-	})
-}
-
-func TestPause(t *testing.T) {
-	run(t, []step{
-		{t0, pause(bucket, "a", 4*d), "400ms"},
-		{t0, allow(bucket.For("a")), "false 500ms 0"},
-		{t0, allow(bucket.For("b")), "true 0s 4"},
-		{t4, allow(bucket.For("a")), "false 100ms 0"},
-		{t5, allow(bucket.For("a")), "true 0s 0"},
-
-		{t5, pause(bucket, "a", 4*d), "900ms"},
-		{t5, pause(bucket, "a", 2*d), "900ms"}, // the later of two holds
-		{t5, credit(bucket.ForN("a", 2)), "false 400ms 2"},
-		{t5, allow(bucket.ForN("a", 2)), "false 400ms 2"},
-		{t5, check(bucket.ForN("a", 0)), "false 400ms 2"},
-		{t5, reserve(bucket.ForN("a", 1)), "true 400ms 1"},
-		{t5, reserve(bucket.ForN("a", 2)), "true 500ms -1"},
-		{t5, reset(bucket, "a"), ""},
-		{t5, allow(bucket.ForN("a", 5)), "true 0s 0"},
-
-		{t0, pause(window, "a", 6*d), "600ms"},
-		{t5, allow(window.For("a")), "false 100ms 0"},
-		{t6, allow(window.ForN("a", 3)), "true 0s 0"},
-	})
-}
-
-func TestResume(t *testing.T) {
-	run(t, []step{
-		{t0, pause(bucket, "a", 9*d), "900ms"},
-		{t0, pause(bucket, "b", 9*d), "900ms"},
-		{t1, credit(bucket.ForN("a", 2)), "false 800ms 2"},
-		{t2, resume(bucket, "a"), ""},
-		{t2, allow(bucket.ForN("a", 3)), "false 100ms 2"},
-		{t3, allow(bucket.ForN("a", 3)), "true 0s 0"},
-		{t3, allow(bucket.For("b")), "false 700ms 0"},
-		{t3, resume(bucket, "never paused"), ""},
-		{t3, check(bucket.ForN("never paused", 5)), "true 0s 5"},
-
-		{t0, pause(window, "a", 6*d), "600ms"},
-		{t1, resume(window, "a"), ""},
-		{t3, allow(window.For("a")), "false 100ms 0"},
-		{t4, allow(window.ForN("a", 3)), "true 0s 0"},
-	})
 }
 
 // Of a sharded limit, all rows are paused, resumed and reset.
@@ -319,160 +192,6 @@ func TestPrune(t *testing.T) {
 	})
 }
 
-// A row does not tell by which definition of its name it was changed. Only what
-// is full by all of them goes.
-func TestPruneByEveryDefinition(t *testing.T) {
-	const m = time.Minute
-	premium, slow, sharded := bucket, bucket, bucket
-	premium.Rate, premium.Capacity = 100, 200
-	slow.Rate = 0.01
-	sharded.Shards = 2
-	run(t, []step{
-		{t0, allow(premium.ForN("alice", 180)), "true 0s 20"},
-		{t0.Add(m), prune(bucket), "0"}, // 20 is more than bucket's 5, and is not full
-		{t0.Add(m), check(premium.ForN("alice", 0)), "true 0s 200"},
-		{t0.Add(m + 18*time.Second), prune(bucket), "1"}, // by bucket's rate, the slower of the two
-	})
-	run(t, []step{
-		{t0, allow(slow.ForN("bob", 5)), "true 0s 0"},
-		{t0.Add(9 * m), prune(bucket), "0"},
-		{t0.Add(9 * m), prune(premium), "0"},
-	})
-	run(t, []step{
-		{t0, allow(bucket.ForN("carol", 5)), "true 0s 0"},
-		{t3.Add(m), prune(sharded), "0"}, // a shard of two is full with 2.5
-		{t5.Add(m), prune(sharded), "1"},
-	})
-	run(t, []step{
-		{t0, allow(bucket.ForN("carol", 5)), "true 0s 0"},
-		{t0.Add(2 * m), prune(bucket, slow), "0"}, // that it never met, but by name
-		{t0.Add(2 * m), prune(bucket), "0"},
-		{t0.Add(60 * m), prune(bucket), "1"},
-	})
-}
-
-func TestCancel(t *testing.T) {
-	ctx := context.Background()
-	var c clock
-	s := memstore.New(c.read)
-	c.now = t0
-	kept, err := s.Reserve(ctx, bucket.ForN("a", 6), other.ForN("a", 2))
-	if err != nil {
-		t.Fatalf("Reserve() = %v", err)
-	}
-	result, err := s.Reserve(ctx, other.ForN("a", 3), bucket.ForN("a", 1), bucket.ForN("a", 1))
-	if err != nil {
-		t.Fatalf("Reserve() = %v", err)
-	}
-	refused, err := s.Reserve(ctx, bucket.ForN("a", 5))
-	if err != nil {
-		t.Fatalf("Reserve() = %v", err)
-	}
-	timeline := []struct {
-		name   string
-		at     time.Time
-		result ratelimit.Result
-		want   bool
-		bucket float64
-		other  float64
-	}{
-		{"what took nothing", t0, refused, false, -3, 5},
-		{"what took", t0, result, true, -1, 8},
-		{"again", t0, result, false, -1, 8},
-		{"again, much later", t1, result, false, 0, 9},
-		{"another", t1, kept, true, 5, 10}, // capped
-		{"nothing at all", t1, ratelimit.Result{}, false, 5, 10},
-	}
-	for _, tt := range timeline {
-		c.now = tt.at
-		got, err := s.Cancel(ctx, tt.result.Receipt)
-		if err != nil || got != tt.want {
-			t.Errorf("cancel %s: %v, %v, want %v", tt.name, got, err, tt.want)
-		}
-		after, err := s.Check(ctx, bucket.ForN("a", 0), other.ForN("a", 0))
-		if err != nil {
-			t.Fatalf("Check() = %v", err)
-		}
-		if after.Each()[0].Value != tt.bucket || after.Each()[1].Value != tt.other {
-			t.Errorf("cancel %s: %v and %v tokens, want %v and %v", tt.name, after.Each()[0].Value, after.Each()[1].Value, tt.bucket, tt.other)
-		}
-	}
-}
-
-// Of many callers that cancel one reservation at once, one does.
-func TestCancelOnce(t *testing.T) {
-	ctx := context.Background()
-	s := memstore.New(func() time.Time { return t0 })
-	result, err := s.Allow(ctx, other.ForN("a", 1))
-	if err != nil {
-		t.Fatalf("Allow() = %v", err)
-	}
-	if _, err := s.Allow(ctx, other.ForN("a", 9)); err != nil {
-		t.Fatalf("Allow() = %v", err)
-	}
-	var cancelled atomic.Int64
-	together(64, func(int) {
-		ok, err := s.Cancel(ctx, result.Receipt)
-		if err != nil {
-			t.Errorf("Cancel() = %v", err)
-		}
-		if ok {
-			cancelled.Add(1)
-		}
-	})
-	if got := cancelled.Load(); got != 1 {
-		t.Errorf("cancelled %d times, want once", got)
-	}
-	after, err := s.Check(ctx, other.ForN("a", 0))
-	if err != nil || after.Value != 1 {
-		t.Errorf("%v tokens, %v, want 1", after.Value, err)
-	}
-}
-
-// What a receipt gives back is not cut to the capacity that the limit had, and
-// goes to a shard that it has.
-func TestCancelAfterAChange(t *testing.T) {
-	ctx := context.Background()
-	small := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour}
-	large := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour, Capacity: 100}
-	eight := ratelimit.TokenBucket{Name: "l", Rate: 80, Period: time.Hour, Shards: 8}
-	one := ratelimit.TokenBucket{Name: "l", Rate: 80, Period: time.Hour}
-	tests := []struct {
-		name     string
-		old, now ratelimit.Limit
-		took     float64
-		credit   float64 // by the new definition
-		want     float64
-	}{
-		{"a larger capacity", small, large, 1, 81, 91},
-		{"a smaller capacity", large, small, 60, 0, 10},
-		{"fewer shards", eight, one, 40, 20, 70}, // 10 are left in shard 0, whose row this is
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			s := memstore.New(func() time.Time { return t0 })
-			res, err := s.Allow(ctx, tt.old.ForN("k", tt.took))
-			if err != nil || !res.OK {
-				t.Fatalf("Allow() = %v, %v", res, err)
-			}
-			if _, err := s.Credit(ctx, tt.now.ForN("k", tt.credit)); err != nil {
-				t.Fatal(err)
-			}
-			before, err := s.Check(ctx, tt.now.ForN("k", 0))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if ok, err := s.Cancel(ctx, res.Receipt); !ok || err != nil {
-				t.Errorf("Cancel() = %v, %v", ok, err)
-			}
-			after, err := s.Check(ctx, tt.now.ForN("k", 0))
-			if want := min(before.Value+tt.took, tt.now.Definition().Capacity); err != nil || after.Value != want {
-				t.Errorf("%v tokens after %v, %v, want %v", after.Value, before.Value, err, want)
-			}
-		})
-	}
-}
-
 // A plan's cancelling costs a faster plan nothing of what was refilled.
 func TestCancelBesidePlans(t *testing.T) {
 	ctx := context.Background()
@@ -498,26 +217,6 @@ func TestCancelBesidePlans(t *testing.T) {
 	after, err := s.Check(ctx, paid.ForN("bob", 0))
 	if err != nil || after.Value != 100 {
 		t.Errorf("%v tokens, %v, want the 90 that were given back and the 10 of a second", after.Value, err)
-	}
-}
-
-// What is given back during a pause is there when it is over.
-func TestCancelInAPause(t *testing.T) {
-	ctx := context.Background()
-	s := memstore.New(func() time.Time { return t0 })
-	res, err := s.Allow(ctx, bucket.ForN("a", 3))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Pause(ctx, bucket, "a", time.Hour); err != nil {
-		t.Fatal(err)
-	}
-	if ok, err := s.Cancel(ctx, res.Receipt); !ok || err != nil {
-		t.Fatalf("Cancel() = %v, %v", ok, err)
-	}
-	got, err := s.Allow(ctx, bucket.For("a"))
-	if err != nil || got.OK || got.RetryAfter != time.Hour || got.Value != 3 {
-		t.Errorf("Allow() = %v, %v, want a refusal for an hour with 3 tokens there", got, err)
 	}
 }
 
@@ -612,27 +311,6 @@ func TestInvalidChangesNothing(t *testing.T) {
 				wantTokens(t, s, 2)
 			})
 		}
-	}
-}
-
-func TestExceedsCapacityChangesNothing(t *testing.T) {
-	s, _ := spent(t)
-	verbs := every(s, bucket.ForN("a", 8.5))
-	for _, name := range []string{"Allow", "AllowSeveral", "Reserve", "Check", "CheckReserve"} {
-		t.Run(name, func(t *testing.T) {
-			if err := verbs[name](context.Background()); !errors.Is(err, ratelimit.ErrExceedsCapacity) {
-				t.Errorf("error = %v, want ErrExceedsCapacity", err)
-			}
-			wantTokens(t, s, 2)
-		})
-	}
-}
-
-func TestNoRequests(t *testing.T) {
-	s, _ := spent(t)
-	_, err := s.Allow(context.Background())
-	if !errors.Is(err, ratelimit.ErrInvalid) {
-		t.Errorf("Allow() = %v, want ErrInvalid", err)
 	}
 }
 
@@ -787,18 +465,6 @@ func TestDecidesAtMicroseconds(t *testing.T) {
 	}
 }
 
-func TestBadPause(t *testing.T) {
-	s, _ := spent(t)
-	for _, lasts := range []time.Duration{0, -time.Second, ratelimit.MaxSpan + 1} {
-		_, err := s.Pause(context.Background(), bucket, "a", lasts)
-		var fe *ratelimit.FieldError
-		if !errors.As(err, &fe) || fe.Field != "Duration" || fe.Limit != bucket.Name {
-			t.Errorf("Pause(%v) = %v, want a *FieldError of Duration", lasts, err)
-		}
-	}
-	wantTokens(t, s, 2)
-}
-
 // A nil Store, and one that New has not made, are told.
 func TestNoStore(t *testing.T) {
 	r := new(ratelimit.Receipt)
@@ -825,18 +491,6 @@ func TestNoStore(t *testing.T) {
 		if _, err := s.Cancel(context.Background(), nil); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("Cancel: %v, want ErrInvalid", err)
 		}
-	}
-}
-
-// Without a clock of its own the store goes by the machine's.
-func TestNoClock(t *testing.T) {
-	before := time.Now().Truncate(time.Microsecond)
-	res, err := memstore.New(nil).Allow(context.Background(), bucket.For("a"))
-	if err != nil {
-		t.Fatalf("Allow() = %v", err)
-	}
-	if res.At.Before(before) || res.At.After(time.Now()) {
-		t.Errorf("At = %v, want between %v and now", res.At, before)
 	}
 }
 
@@ -897,17 +551,6 @@ func ExampleStore() {
 	// ratelimit: limit "mail" refused, retry after 20m0s
 	// <nil>
 	// the database does not answer
-}
-
-func BenchmarkAllow(b *testing.B) {
-	s := memstore.New(func() time.Time { return t0 })
-	limit := ratelimit.TokenBucket{Name: "a", Rate: ratelimit.MaxTokens, Period: time.Second}
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := s.Allow(context.Background(), limit.For("k")); err != nil {
-			b.Fatal(err)
-		}
-	}
 }
 
 // A store that a test has silenced fails in every form, changes nothing, and works again.

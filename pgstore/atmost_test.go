@@ -275,34 +275,6 @@ func TestFirstInvalid(t *testing.T) {
 	}
 }
 
-// The shortest form is an error unless it is granted.
-func TestTake(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
-	l := slow("take", 2)
-	if err := store.Take(t.Context(), l.For("k")); err != nil {
-		t.Error(err)
-	}
-	err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
-		if err := store.TakeTx(t.Context(), tx, l.For("k")); err != nil {
-			t.Error(err)
-		}
-		return store.TakeTx(t.Context(), tx, l.For("k"))
-	})
-	var refused *ratelimit.RefusedError
-	if !errors.Is(err, ratelimit.ErrRefused) || !errors.As(err, &refused) || refused.Result.RetryAfter <= 0 {
-		t.Errorf("error %v, want a refusal", err)
-	}
-	wantLeft(t, store, l.ForN("k", 0), 1) // rolled back by the error
-	if err := store.Take(t.Context(), l.ForN("k", 2)); !errors.Is(err, ratelimit.ErrRefused) {
-		t.Errorf("error %v, want a refusal", err)
-	}
-	if err := store.Take(t.Context(), l.ForN("k", -1)); !errors.Is(err, ratelimit.ErrInvalid) {
-		t.Errorf("error %v, want ErrInvalid", err)
-	}
-}
-
 // By the database's clock a wait is never over too early.
 func TestWait(t *testing.T) {
 	t.Parallel()

@@ -3,11 +3,9 @@ package pgstore_test
 import (
 	"context"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
@@ -82,22 +80,4 @@ func TestTwoNumbersOfShardsInOneTransaction(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-}
-
-// Change counts what has come in since the rows were written.
-func TestChangeCountsWhatHasComeIn(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	c := newClock()
-	store := newStore(t, db, onClock(c))
-	of := func(shards int) ratelimit.Limit {
-		return ratelimit.TokenBucket{Name: "l", Rate: 80, Period: time.Hour, Shards: shards}
-	}
-	mustAllow(t, store, of(8).ForN("k", 80))
-	c.add(time.Hour)
-	mustAllow(t, store, of(8).For("k"))
-	if _, err := store.Change(t.Context(), of(8), of(2), "k"); err != nil {
-		t.Fatal(err)
-	}
-	wantLeft(t, store, of(2).ForN("k", 0), 79)
 }

@@ -3,12 +3,8 @@ package pgstore_test
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
-	"runtime"
 	"slices"
-	"strconv"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -132,76 +128,6 @@ func BenchmarkAllow(b *testing.B) {
 	}
 }
 
-// BenchmarkAllowMany is a decision on its own over 10,000 keys, from 64 and 256
-// goroutines.
-func BenchmarkAllowMany(b *testing.B) {
-	pool := durable(b)
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench"})
-	if err != nil {
-		b.Fatal(err)
-	}
-	limit := plenty(1)
-	if _, err := pool.Exec(b.Context(), `INSERT INTO bench.rate_limits (name, key, shard, value, ts)
-SELECT $1::text, i::text, 0, $2::float8, clock_timestamp() FROM generate_series(0, 9999) AS i`, limit.Name, limit.Rate); err != nil {
-		b.Fatal(err)
-	}
-	if _, err := pool.Exec(b.Context(), `ANALYZE bench.rate_limits`); err != nil { // as autovacuum would soon
-		b.Fatal(err)
-	}
-	for _, goroutines := range []int{64, 256} {
-		b.Run(fmt.Sprint(goroutines), func(b *testing.B) {
-			b.ReportAllocs()
-			b.SetParallelism(goroutines / runtime.GOMAXPROCS(0))
-			b.RunParallel(func(pb *testing.PB) {
-				for pb.Next() {
-					key := strconv.Itoa(rand.IntN(10_000))
-					if result, err := store.Allow(b.Context(), limit.For(key)); err != nil || !result.OK {
-						b.Errorf("got %v, %v, want a grant", result.OK, err)
-						return
-					}
-				}
-			})
-		})
-	}
-}
-
-// BenchmarkPortable is a decision on its own with Portable, of one key and from 64
-// goroutines, of each kind of limit: one statement for each, as when each goroutine is a
-// process of its own, and together.
-func BenchmarkPortable(b *testing.B) {
-	pool := durable(b)
-	for _, kind := range kinds {
-		for _, test := range []struct {
-			name   string
-			stores int64
-		}{{"each", 64}, {"together", 1}} {
-			b.Run(kind.name+"/"+test.name, func(b *testing.B) {
-				stores := make([]*pgstore.Store, test.stores)
-				for i := range stores {
-					store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench", Portable: true})
-					if err != nil {
-						b.Fatal(err)
-					}
-					stores[i] = store
-				}
-				var goroutines atomic.Int64
-				b.ReportAllocs()
-				b.SetParallelism(32) // times GOMAXPROCS, 64 on two cores
-				b.RunParallel(func(pb *testing.PB) {
-					store := stores[goroutines.Add(1)%test.stores]
-					for pb.Next() {
-						if result, err := store.Allow(b.Context(), kind.limit.For("portable")); err != nil || !result.OK {
-							b.Errorf("got %v, %v, want a grant", result.OK, err)
-							return
-						}
-					}
-				})
-				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "calls/s")
-			})
-		}
-	}
-}
-
 // BenchmarkPool measures decisions beside an application that uses up its pool: decisions that share
 // it, and decisions with a pool of their own.
 func BenchmarkPool(b *testing.B) {
@@ -284,25 +210,6 @@ func BenchmarkTakeTx(b *testing.B) {
 	}
 }
 
-// BenchmarkRefusedFromMemory is a refusal that asks nobody.
-func BenchmarkRefusedFromMemory(b *testing.B) {
-	pool := durable(b)
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench", Escrow: pgstore.MaxEscrow})
-	if err != nil {
-		b.Fatal(err)
-	}
-	limit := ratelimit.TokenBucket{Name: "tight", Rate: 1, Period: time.Hour}
-	if _, err := store.Allow(b.Context(), limit.For("k")); err != nil {
-		b.Fatal(err)
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		if result, err := store.Allow(b.Context(), limit.For("k")); err != nil || result.OK {
-			b.Fatalf("got %v, %v, want a refusal", result.OK, err)
-		}
-	}
-}
-
 // BenchmarkEscrow is a decision that is handed out from memory, alone and from 64
 // goroutines, with the statements that it takes.
 func BenchmarkEscrow(b *testing.B) {
@@ -334,48 +241,6 @@ func BenchmarkEscrow(b *testing.B) {
 					allow()
 				}
 			})
-		})
-	}
-}
-
-// BenchmarkTransactions runs SERIALIZABLE transactions with one INSERT, from 64
-// goroutines, without a limit and with one that all share: from its row, and from memory.
-func BenchmarkTransactions(b *testing.B) {
-	pool := durable(b)
-	insert := func(tx pgx.Tx) error {
-		_, err := tx.Exec(b.Context(), "INSERT INTO bench.orders (what) VALUES ('x')")
-		return err
-	}
-	for _, test := range []struct {
-		name   string
-		escrow time.Duration
-	}{{"no limit", -1}, {"row", 0}, {"escrow", 100 * time.Millisecond}} {
-		b.Run(test.name, func(b *testing.B) {
-			run := func() error {
-				return pgx.BeginTxFunc(b.Context(), pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, insert)
-			}
-			if test.escrow >= 0 {
-				store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench", Escrow: test.escrow})
-				if err != nil {
-					b.Fatal(err)
-				}
-				defer store.Close()
-				requests := []ratelimit.Request{plenty(1).For("")}
-				run = func() error {
-					_, err := store.AllowFunc(b.Context(), requests, func(tx pgx.Tx, _ ratelimit.Result) error { return insert(tx) })
-					return err
-				}
-			}
-			b.SetParallelism(32) // times GOMAXPROCS, 64 on two cores
-			b.RunParallel(func(pb *testing.PB) {
-				for pb.Next() {
-					if err := run(); err != nil {
-						b.Error(err)
-						return
-					}
-				}
-			})
-			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "tx/s")
 		})
 	}
 }

@@ -2,7 +2,6 @@ package pgstore
 
 import (
 	"context"
-	"errors"
 	"math"
 	"sync/atomic"
 	"testing"
@@ -16,7 +15,6 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/internal/traced"
-	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/engine"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/escrow"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/memory"
@@ -183,69 +181,6 @@ func TestCombinedShardCounts(t *testing.T) {
 	})
 }
 
-// A limit's definitions can differ, as those of plans do. A key that has no row
-// is full for each by its own.
-func TestCombinedDefinitions(t *testing.T) {
-	together(t, func(t *testing.T, _ *pgtest.DB, decide func(...*engine.Ticket)) {
-		plain := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 24 * time.Hour}
-		premium, other := plain, plain
-		premium.Rate = 100
-		other.Name = "other"
-		for name, tickets := range map[string][]*engine.Ticket{
-			"one":     {newTicket(t, false, true, plain.For("a")), allowTicket(t, premium.ForN("a", 50))},
-			"several": {newTicket(t, false, true, plain.For("b")), allowTicket(t, premium.ForN("b", 50), other.For("b"))},
-		} {
-			decide(tickets...)
-			if got := tickets[0].Value; got.Err != nil || got.Result.Remaining != 10 {
-				t.Errorf("%s: plain has %d left, error %v, want 10", name, got.Result.Remaining, got.Err)
-			}
-			if got := tickets[1].Value; got.Err != nil || !got.Result.OK {
-				t.Errorf("%s: premium got OK %v, error %v", name, got.Result.OK, got.Err)
-			}
-		}
-	})
-}
-
-// A row that turns out to be locked when the statement for many is at it delays
-// nobody: the calls for others are decided, and those for it wait apart. (A lock
-// behind a savepoint is one that the statement does not see before.)
-func TestLockedWhileGranting(t *testing.T) {
-	db := pgtest.New(t)
-	store, err := New(db.Pool, &Config{Schema: db.Schema})
-	if err != nil {
-		t.Fatal(err)
-	}
-	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour}
-	for _, key := range []string{"free", "locked"} {
-		if _, err := store.Allow(t.Context(), limit.For(key)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	tx, err := db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(t.Context())
-	inner, err := tx.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := inner.Exec(t.Context(), "SELECT 1 FROM "+db.Schema+".rate_limits WHERE key = 'locked' FOR UPDATE"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := store.Allow(t.Context(), limit.For("later")); err != nil { // so that the snapshot ends behind the savepoint
-		t.Fatal(err)
-	}
-	free, locked := newTicket(t, false, false, limit.For("free")), newTicket(t, false, false, limit.For("locked"))
-	left := probe(store).DecideAll(t.Context(), []*engine.Ticket{free, locked}, true, nil)
-	if len(left) != 1 || left[0] != locked || locked.Value.Waits() == nil {
-		t.Errorf("%d calls wait, want that for the locked row", len(left))
-	}
-	if !free.Finished() || free.Value.Err != nil || !free.Value.Result.OK {
-		t.Errorf("the other: got OK %v, error %v, want a grant", free.Value.Result.OK, free.Value.Err)
-	}
-}
-
 // remembered is a limit of whose key "k" a store that is knowing knows.
 var remembered = ratelimit.TokenBucket{Name: "limit", Rate: 1, Period: time.Hour, Capacity: 1000}
 
@@ -260,58 +195,6 @@ func knowing(t *testing.T, db *pgtest.DB, portable bool) (*Store, *escrow.Entry)
 		t.Fatalf("%v, %v, want a grant", result, err)
 	}
 	return store, store.memory.Remembered(&ratelimit.Request{Limit: remembered, Key: "k"})
-}
-
-// TestPrefetchGoesWithOthers: what is prefetched goes by the same statement as the calls for
-// its row that found nothing held, and is told of it; if nothing can be, it waits for nothing.
-func TestPrefetchGoesWithOthers(t *testing.T) {
-	row := decide.Row{Key: decide.Key{Name: remembered.Name, Key: "k"}}
-	for name, await := range map[string]*decide.Row{"plain": nil, "portable": &row} {
-		t.Run(name, func(t *testing.T) {
-			sent := &traced.Statements{}
-			db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
-			store, h := knowing(t, db, name == "portable")
-			h.CountDemand(100, 100)
-			var calls []*engine.Pending
-			for _, n := range []float64{3, 0, 4} {
-				p := allowTicket(t, remembered.ForN("k", n)).Value
-				if n != 3 { // a call for the first of several does not know it
-					memory.Attach(p, h, nil)
-				}
-				if n == 0 {
-					p.Extra = true
-				}
-				calls = append(calls, p)
-			}
-			sent.Reset()
-			gather(t, func(ctx context.Context, tickets []*engine.Ticket) {
-				if left := probe(store).DecideAll(ctx, tickets, true, await); len(left) != 0 {
-					t.Errorf("%d calls wait for a row, want none", len(left))
-				}
-			}, calls...)
-			sends := int64(1)
-			if await != nil { // the row is locked and read, and then written
-				sends = 2
-			}
-			if n := sent.Sends(); n != sends {
-				t.Errorf("%d times something was sent, want %d", n, sends)
-			}
-			for i, p := range calls {
-				if p.Err != nil || !p.Result.OK {
-					t.Errorf("call %d: OK %v, %v", i, p.Result.OK, p.Err)
-				}
-			}
-			var tokens escrow.Tokens
-			if !h.Take(5, false, &tokens) {
-				t.Error("nothing is held")
-			}
-			store.Close()
-			var left float64
-			if err := db.Pool.QueryRow(t.Context(), "SELECT value FROM "+db.Schema+".rate_limits").Scan(&left); err != nil || math.Abs(left-978) > 0.01 {
-				t.Errorf("%v left, %v, want 978", left, err)
-			}
-		})
-	}
 }
 
 // TestTokensOfOneWhoLeft: of transactions that share a statement, the tokens of one whose caller
@@ -390,192 +273,6 @@ func (o *onSend) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQu
 func (o *onSend) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
 	o.once()
 	return ctx
-}
-
-// TestPrefetchKeepsItsSeat: a statement that waits for a row when its callers have gone counts among
-// the connections that may.
-func TestPrefetchKeepsItsSeat(t *testing.T) {
-	db := pgtest.New(t)
-	store, e := knowing(t, db, false)
-	defer store.Close()
-	e.CountDemand(100, 100)
-	tx := lockRows(t, db)
-	for waits := false; !waits; {
-		store.givesUp(t, e)
-		seated := store.conn.Seated()
-		if waits = pgtest.Blocks(t, db.Pool, tx); waits && seated != 1 {
-			t.Errorf("%d seats are taken, want 1", seated)
-		}
-	}
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// TestPrefetchHasItsTurn: from a row that somebody has locked is prefetched when it is free,
-// known to be locked or not, for as long as that is of use; and nothing from one of which
-// nothing is to be had.
-func TestPrefetchHasItsTurn(t *testing.T) {
-	db := pgtest.New(t)
-	store, e := knowing(t, db, false)
-	defer store.Close()
-	if store.prefetches(t.Context(), e) {
-		t.Error("it was prefetched when nobody had taken much")
-	}
-	for range 2 { // the second time it is known to be locked
-		e.CountDemand(100, 100)
-		tx := lockRows(t, db)
-		store.givesUp(t, e)
-		got := make(chan bool, 1)
-		go func() { got <- store.prefetches(t.Context(), e) }()
-		for !pgtest.Blocks(t, db.Pool, tx) && len(got) == 0 {
-			time.Sleep(time.Millisecond)
-		}
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		// By the one that waited, or by the statement of the one that gave up, which is heard to
-		// its end: then that leaves the other no more to prefetch.
-		<-got
-		for begun := time.Now(); !e.Take(1, false, new(escrow.Tokens)); time.Sleep(time.Millisecond) {
-			if time.Since(begun) > 10*time.Second {
-				t.Fatal("it was not prefetched when the row was free")
-			}
-		}
-		store.memory.Evict(e.Template().KeyOf())
-		for begun := time.Now(); store.conn.Work.UnderWay() > 0; time.Sleep(time.Millisecond) { // the row has it, before it is locked again
-			if time.Since(begun) > 10*time.Second {
-				t.Fatal("the tokens did not return to their row")
-			}
-		}
-	}
-}
-
-// TestPrefetchedRowKeepsItsQueue: a row that was locked is waited for later, too, although it is
-// prefetched from only now and then.
-func TestPrefetchedRowKeepsItsQueue(t *testing.T) {
-	db := pgtest.New(t)
-	store, e := knowing(t, db, false)
-	defer store.Close()
-	row := decide.Row{Key: e.Template().KeyOf()}
-	queued := func(unused time.Duration) bool {
-		probe(store).Unused(row, unused)
-		return store.engine.LockedRows() == 1
-	}
-	store.engine.MarkLocked(row)
-	if queued(engine.Contended + time.Second) {
-		t.Error("a row that was not prefetched from keeps its queue for longer than others")
-	}
-	store.engine.MarkLocked(row)
-	if e.CountDemand(100, 100); !store.prefetches(t.Context(), e) {
-		t.Fatal("nothing was prefetched")
-	}
-	if !queued(10*time.Second - time.Second) {
-		t.Error("a row that is prefetched from has lost its queue")
-	}
-	if queued(10*time.Second + time.Second) {
-		t.Error("a row that is not locked any more keeps its queue")
-	}
-}
-
-// prefetches reports whether it has tokens of an entry prefetched.
-func (s *Store) prefetches(ctx context.Context, e *escrow.Entry) bool {
-	p := &engine.Pending{Call: decide.Call{Demands: []decide.Demand{*e.Template()}}, Extra: true}
-	memory.Attach(p, e, nil)
-	result, err := s.engine.Decide(ctx, nil, p)
-	return err == nil && result.OK
-}
-
-// givesUp has tokens prefetched from a row that is locked, and gives up, for which nobody waits.
-func (s *Store) givesUp(t *testing.T, e *escrow.Entry) {
-	t.Helper()
-	soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if s.prefetches(soon, e) {
-		t.Error("it was prefetched from a locked row")
-	}
-	for !s.idle(e) {
-		time.Sleep(time.Millisecond)
-	}
-}
-
-// lockRows begins a transaction that has all rows locked.
-func lockRows(t *testing.T, db *pgtest.DB) pgx.Tx {
-	t.Helper()
-	tx, err := db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := tx.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE"); err != nil {
-		t.Fatal(err)
-	}
-	return tx
-}
-
-// idle reports whether nobody waits for the row of an entry.
-func (s *Store) idle(e *escrow.Entry) bool {
-	return probe(s).Idle(decide.Row{Key: e.Template().KeyOf()})
-}
-
-// A call for a row that is waited for does not wait for a lane before.
-func TestRowsWaitForNoLane(t *testing.T) {
-	db := pgtest.New(t)
-	store, err := New(db.Pool, &Config{Schema: db.Schema})
-	if err != nil {
-		t.Fatal(err)
-	}
-	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 24 * time.Hour}
-	if _, err := store.Allow(t.Context(), limit.For("k")); err != nil {
-		t.Fatal(err)
-	}
-	probe(store).Stop()
-	store.engine.Shared(theRow)
-	if result, err := store.Allow(t.Context(), limit.For("k")); err != nil || !result.OK || result.Remaining != 8 {
-		t.Errorf("got %+v, %v, want 8 left", result.Status, err)
-	}
-	// One that was given up before has waited for nothing.
-	over, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := store.Allow(over, limit.For("k")); !errors.Is(err, context.Canceled) || errors.Is(err, conn.ErrLocked) {
-		t.Errorf("given up before: %v, want %v only", err, context.Canceled)
-	}
-	// It is checked there all the same.
-	window := ratelimit.FixedWindow{Name: "l", Rate: 10, Period: time.Hour}
-	if _, err := store.Allow(t.Context(), window.For("k")); !errors.Is(err, ratelimit.ErrInvalid) {
-		t.Errorf("another kind of limit by the same name: %v, want %v", err, ratelimit.ErrInvalid)
-	}
-}
-
-// TestPrefetchIsAChange: when a row has changed, by what a transaction holds or was prefetched
-// as well, what was told to those who were refused before is not told again.
-func TestPrefetchIsAChange(t *testing.T) {
-	for name, tokens := range map[string]*escrow.Tokens{"held": {}, "prefetched": nil} {
-		t.Run(name, func(t *testing.T) {
-			db := pgtest.New(t)
-			store, e := knowing(t, db, false)
-			defer store.Close()
-			if result, err := store.Allow(t.Context(), remembered.ForN("k", 995)); err != nil || result.OK {
-				t.Fatalf("%v, %v, want a refusal", result, err)
-			}
-			if _, _, told := e.Refusal(); !told {
-				t.Error("the refusal is not remembered")
-			}
-			e.CountDemand(100, 100)
-			ask := *e.Template()
-			if tokens != nil {
-				ask.Count = 1
-			}
-			p := &engine.Pending{Call: decide.Call{Demands: []decide.Demand{ask}}, Extra: tokens == nil}
-			memory.Attach(p, e, tokens)
-			probe(store).Granting() // as if others had been granted what they asked for
-			if result, err := store.engine.Decide(t.Context(), nil, p); err != nil || !result.OK {
-				t.Fatalf("%v, %v", result, err)
-			}
-			if _, _, told := e.Refusal(); told {
-				t.Error("the refusal is remembered")
-			}
-		})
-	}
 }
 
 // probe looks into the engine of a store.

@@ -202,28 +202,6 @@ func TestEscrowInTransactions(t *testing.T) {
 	}
 }
 
-// Transactions take ahead themselves, and then send BEGIN and COMMIT alone.
-func TestEscrowWarmsUpInTransactions(t *testing.T) {
-	t.Parallel()
-	limit := sluggish["bucket"]
-	store, sent, db := holding(t, pgstore.MaxEscrow)
-	used, alone := 0.0, false
-	for ; used < 100 && !alone; used++ {
-		before := sent.Sends()
-		if _, err := store.AllowFunc(t.Context(), []ratelimit.Request{limit.For("k")}, func(pgx.Tx, ratelimit.Result) error { return nil }); err != nil {
-			t.Fatal(err)
-		}
-		alone = sent.Sends() == before+2
-	}
-	if !alone {
-		t.Error("each transaction sent more than BEGIN and COMMIT")
-	}
-	store.Close()
-	if lacks := lacks(t, db, limit); !tallies(lacks, used) {
-		t.Errorf("the row lacks %v, want %v", lacks, used)
-	}
-}
-
 // A pause and a reset of this Store are heeded at once.
 func TestEscrowHeedsEdits(t *testing.T) {
 	t.Parallel()
@@ -247,25 +225,6 @@ func TestEscrowHeedsEdits(t *testing.T) {
 				t.Errorf("got %v, %v by %d statements, want %v by the row", result.OK, err, sent.Sends()-before, test.ok)
 			}
 		})
-	}
-}
-
-// A credit leaves what is held, and neither is lost.
-func TestEscrowLeavesWhatIsHeldToCredits(t *testing.T) {
-	t.Parallel()
-	limit := sluggish["bucket"]
-	store, sent, db := holding(t, pgstore.MaxEscrow)
-	used := warm(t, store, sent, limit.For("k"))
-	if _, err := store.Credit(t.Context(), limit.ForN("k", 3)); err != nil {
-		t.Fatal(err)
-	}
-	before := sent.Sends()
-	if result, err := store.Allow(t.Context(), limit.For("k")); err != nil || !result.OK || sent.Sends() != before {
-		t.Errorf("got %v, %v by %d statements, want a grant from memory", result.OK, err, sent.Sends()-before)
-	}
-	store.Close()
-	if got, want := lacks(t, db, limit), used+1-3; !tallies(got, want) {
-		t.Errorf("the row lacks %v, want %v", got, want)
 	}
 }
 
@@ -326,31 +285,6 @@ func TestEscrowOfSeveralLimits(t *testing.T) {
 				t.Errorf("the row lacks %v, used %v", lacks, used)
 			}
 		})
-	}
-}
-
-// A limit that is only ever asked together with others is taken ahead from, too.
-func TestEscrowWarmsUpAmongOthers(t *testing.T) {
-	t.Parallel()
-	store, sent, db := holding(t, pgstore.MaxEscrow)
-	used, warmed := 0.0, false
-	for begun := time.Now(); !warmed && time.Since(begun) < 10*time.Second; used++ {
-		before := sent.Sends()
-		result, err := store.Allow(t.Context(), sluggish["bucket"].For("k"), sluggish["window"].For("k"), sluggish["sliding"].For("k"))
-		if err != nil || !result.OK {
-			t.Fatalf("got %+v, %v", result, err)
-		}
-		warmed = sent.Sends() == before
-		time.Sleep(time.Millisecond)
-	}
-	if !warmed {
-		t.Error("each call sent a statement")
-	}
-	store.Close()
-	for _, limit := range sluggish {
-		if lacks := lacks(t, db, limit); !tallies(lacks, used) {
-			t.Errorf("the row lacks %v, used %v", lacks, used)
-		}
 	}
 }
 

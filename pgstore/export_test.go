@@ -26,14 +26,5 @@ func (s *Store) Meet(requests ...ratelimit.Request) (locks []int64) {
 	return s.runner.Contend(rows...)
 }
 
-// Crowd has the calls of a store wait for the row of a limit without shards, as if it had been
-// found locked.
-func (s *Store) Crowd(r ratelimit.Request) {
-	s.engine.MarkLocked(decide.Row{Key: decide.Key{Name: ratelimit.NameOf(r.Limit), Key: r.Key}})
-}
-
-// Meetings is at how many rows others were met lately.
-func (s *Store) Meetings() int { return s.runner.Contended() }
-
 // UnderWay is how many calls on their own are under way.
 func (s *Store) UnderWay() int64 { return engine.Probe{Engine: s.engine}.UnderWay() }

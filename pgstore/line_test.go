@@ -6,12 +6,10 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
@@ -327,98 +325,6 @@ func TestNoLineBehindAPooler(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-	}
-}
-
-// processes are stores of which each has its own pool, as those of several processes do. They
-// count the transactions that PostgreSQL asked to run again.
-func processes(t *testing.T, db *pgtest.DB, n int, again *atomic.Int64, change ...func(*pgstore.Config)) []*pgstore.Store {
-	t.Helper()
-	stores := make([]*pgstore.Store, n)
-	for i := range stores {
-		pool := another(t, db, func(c *pgxpool.Config) {
-			c.MaxConns = 4
-			c.ConnConfig.OnPgError = func(_ *pgconn.PgConn, err *pgconn.PgError) bool {
-				if err.Code == "40001" {
-					again.Add(1)
-				}
-				return err.Severity != "FATAL"
-			}
-		})
-		stores[i] = newStore(t, &pgtest.DB{Schema: db.Schema, Pool: pool.Pool, URL: db.URL}, change...)
-	}
-	return stores
-}
-
-// A process that meets nobody takes no lock, and one that met others takes none when a
-// while has passed.
-func TestNoLineWithoutOthers(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	db := pgtest.New(t)
-	var again atomic.Int64
-	stores := processes(t, db, 2, &again)
-	limit := slow("l", 1000).For("k")
-	for _, store := range stores {
-		if _, err := store.AllowFunc(t.Context(), []ratelimit.Request{limit}, func(pgx.Tx, ratelimit.Result) error { return nil }); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if n := stores[0].Meetings() + stores[1].Meetings(); n != 0 {
-		t.Fatalf("met %d times one after the other", n)
-	}
-	there, goOn := make(chan struct{}), make(chan struct{})
-	var group sync.WaitGroup
-	group.Go(func() {
-		_, err := stores[0].AllowFunc(t.Context(), []ratelimit.Request{limit}, func(pgx.Tx, ratelimit.Result) error {
-			close(there)
-			<-goOn
-			return nil
-		})
-		if err != nil {
-			t.Error(err)
-		}
-	})
-	<-there
-	group.Go(func() {
-		if _, err := stores[1].AllowFunc(t.Context(), []ratelimit.Request{limit}, func(pgx.Tx, ratelimit.Result) error { return nil }); err != nil {
-			t.Error(err)
-		}
-	})
-	eventually(t, "it waits for the row", func() (waits bool) {
-		err := db.Pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0
-			AND query LIKE '%'||$1||'%')`, db.Schema).Scan(&waits)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return waits
-	})
-	close(goOn)
-	group.Wait()
-	if stores[0].Meetings() != 0 || stores[1].Meetings() != 1 {
-		t.Errorf("the one that had the row met %d, the other %d, want none and the row", stores[0].Meetings(), stores[1].Meetings())
-	}
-	eventually(t, "it is forgotten", func() bool { return stores[1].Meetings() == 0 })
-}
-
-// With Escrow, too, a call for a row that others have had locked goes straight to its turn, and
-// does not try the row once more before, which mostly is in vain.
-func TestCallInQueueGoesToItsTurn(t *testing.T) {
-	t.Parallel()
-	l := newLined(t)
-	escrowed := newStore(t, l.DB, func(c *pgstore.Config) { c.Escrow = 100 * time.Millisecond })
-	giveBack := sync.OnceFunc(l.hold(t))
-	defer giveBack()
-	escrowed.Crowd(l.request)
-	answered := make(chan error, 1)
-	go func() {
-		result, err := escrowed.Allow(within(t, 10*time.Second), l.request)
-		answered <- errors.Join(err, result.Err())
-	}()
-	eventually(t, "it waits for its turn, though the row is free", func() bool { return l.inLine(t, false) == 1 })
-	giveBack()
-	if err := <-answered; err != nil {
-		t.Error(err)
 	}
 }
 

@@ -90,11 +90,23 @@ func TestWaitInATransactionIsNamed(t *testing.T) {
 			_ = tx.Rollback(t.Context())
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	_, err := store.AllowFunc(ctx, []ratelimit.Request{limit.For("the key")}, func(pgx.Tx, ratelimit.Result) error { return nil })
-	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), `limit "the limit"`) {
-		t.Errorf("AllowFunc: got %v, want a timeout that names the limit", err)
+}
+
+// So does a transaction of the store's that its session's lock_timeout ended.
+func TestLockTimeoutOfTheRunnerIsNamed(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "10" }))
+	store := newStore(t, db)
+	limit := slow("the limit", 10)
+	mustAllow(t, store, limit.For("the key"))
+	holder := begin(t, db, pgx.ReadCommitted)
+	defer end(t, holder.Rollback)
+	if _, err := store.AllowTx(t.Context(), holder, limit.For("the key")); err != nil {
+		t.Fatal(err)
+	}
+	_, err := store.AllowFunc(t.Context(), []ratelimit.Request{limit.For("the key")}, func(pgx.Tx, ratelimit.Result) error { return nil })
+	if !errors.Is(err, pgstore.ErrLocked) || !strings.Contains(err.Error(), `limit "the limit"`) {
+		t.Errorf("got %v, want ErrLocked that names the limit", err)
 	}
 }
 

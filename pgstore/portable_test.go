@@ -246,26 +246,6 @@ func TestPortableEscrow(t *testing.T) {
 	}
 }
 
-// What nobody needs goes back to the row, with Portable too.
-func TestPortableEscrowGivesBack(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	for name, limit := range sluggish {
-		if limit.Definition().Kind == ratelimit.KindSlidingWindow {
-			continue // its portable statements take nothing ahead
-		}
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			store, sent, db := holding(t, 2*time.Second, portable, onClock(newClock()))
-			granted := warm(t, store, sent, limit.For("k"))
-			if before := lacks(t, db, limit); tallies(before, granted) {
-				t.Fatalf("nothing was taken ahead: the row lacks %v", before)
-			}
-			eventually(t, "the row lacks what was granted", func() bool { return tallies(lacks(t, db, limit), granted) })
-		})
-	}
-}
-
 // A row that is not there when a call looks for it, and has been made by a program with
 // another kind of limit by the time that the call has it, is that program's.
 func TestPortableRowOfAnotherKindMadeMeanwhile(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -90,44 +89,6 @@ func TestPrune(t *testing.T) {
 		c.add(1000 * time.Hour)
 		wantPruned(t, store, 4*(1100+3*3), pruneLimits()...)
 	})
-}
-
-// TestPruneChangesNoAnswer: what a limit says before and after is the same.
-func TestPruneChangesNoAnswer(t *testing.T) {
-	t.Parallel()
-	bothForms(t, func(t *testing.T, _ *pgtest.DB, c *clock, store *pgstore.Store) {
-		ctx := t.Context()
-		for i, l := range pruneLimits() {
-			random := rand.New(rand.NewPCG(uint64(i), 2))
-			for range 25 {
-				key := fmt.Sprint(random.IntN(5))
-				c.add(time.Duration(random.Int64N(int64(4 * time.Hour))))
-				if result, err := store.Reserve(ctx, l.ForN(key, float64(random.IntN(7)))); err != nil || !result.OK {
-					t.Fatalf("got OK %v, error %v", result.OK, err)
-				}
-				c.add(time.Duration(random.Int64N(int64(9 * time.Hour))))
-				before := answers(t, store, l)
-				if _, err := store.Prune(ctx, l); err != nil {
-					t.Fatal(err)
-				}
-				if after := answers(t, store, l); !slices.Equal(after, before) {
-					t.Fatalf("%s: got  %q\nwant %q", l.Definition().Name, after, before)
-				}
-			}
-		}
-	})
-}
-
-func answers(t *testing.T, store *pgstore.Store, l ratelimit.Limit) (all []string) {
-	t.Helper()
-	for key := range 5 {
-		got, err := store.Check(t.Context(), l.ForN(fmt.Sprint(key), 3))
-		if err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, fmt.Sprintf("%v %.9f %v %v", got.OK, got.Value, got.RetryAfter, got.ResetAfter))
-	}
-	return all
 }
 
 // TestPruneSkipsLocked: rows that somebody has locked are left for another

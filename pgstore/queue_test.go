@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -47,29 +46,6 @@ func (q *queue) first(ctx context.Context, t *testing.T, more func(pgx.Tx) error
 	})
 	<-there
 	return &a, sync.OnceFunc(func() { close(goOn) })
-}
-
-// Who came first goes first, and nobody runs twice.
-func TestQueueOrder(t *testing.T) {
-	t.Parallel()
-	const calls = 10
-	q := &queue{shop: newShop(t, 100)}
-	_, goOn := q.first(t.Context(), t, nothing)
-	var got, want []int
-	for i := range calls {
-		want = append(want, i)
-		q.join(t.Context(), t, q.order(t.Context(), func(pgx.Tx) error {
-			got = append(got, i) // one at a time
-			return nil
-		}))
-	}
-	goOn()
-	q.wg.Wait()
-	if !slices.Equal(got, want) {
-		t.Errorf("ran in the order %d, want %d", got, want)
-	}
-	q.want(t, calls+1)
-	idle(t, q.Pool)
 }
 
 // A pool that is to see its connections come and go sees each transaction's, and

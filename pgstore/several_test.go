@@ -1,7 +1,6 @@
 package pgstore_test
 
 import (
-	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -85,119 +84,6 @@ func TestSeveralAllOrNothing(t *testing.T) {
 				t.Errorf("got  %q\nwant %q", got, before)
 			}
 			wantLeft(t, store, requests[0], 6)
-		}
-	})
-}
-
-// TestSeveralOrder: the answers are in the order of the call, whatever that of
-// the locks.
-func TestSeveralOrder(t *testing.T) {
-	t.Parallel()
-	eachTake(t, func(t *testing.T, _ *pgtest.DB, _ *clock, _ *pgstore.Store, allow allowing) {
-		requests := []ratelimit.Request{
-			perDay("z", 10).ForN("1", 1), perDay("a", 10).ForN("2", 2), perDay("m", 10).ForN("3", 3),
-			perDay("a", 10).ForN("1", 4), slow("b", 10).ForN("", 5),
-		}
-		for _, ok := range []bool{true, false} { // b is short the second time by a hair
-			if !ok {
-				requests[4].Count = 5.5
-			}
-			result, err := allow(requests...)
-			if err != nil || result.OK != ok || len(result.Each()) != len(requests) {
-				t.Fatalf("got OK %v of %d, error %v", result.OK, len(result.Each()), err)
-			}
-			for i, got := range result.Each() {
-				if got.Request != requests[i] {
-					t.Errorf("%d: got %+v, want %+v", i, got.Request, requests[i])
-				}
-			}
-		}
-	})
-}
-
-// TestSeveralSameTwice: the same limit and key asked for twice is asked for
-// once, with the counts added up.
-func TestSeveralSameTwice(t *testing.T) {
-	t.Parallel()
-	eachTake(t, func(t *testing.T, _ *pgtest.DB, _ *clock, store *pgstore.Store, allow allowing) {
-		l, other := perDay("l", 10), perDay("a", 10)
-		for _, test := range []struct {
-			first, second float64
-			ok            bool
-			left          float64
-		}{{2, 3, true, 5}, {3, 2.5, false, 5}, {2.5, 2.5, true, 0}} {
-			result, err := allow(l.ForN("k", test.first), other.ForN("k", 1), l.ForN("k", test.second))
-			if err != nil || result.OK != test.ok || len(result.Each()) != 2 {
-				t.Fatalf("%+v: got OK %v, %d, error %v", test, result.OK, len(result.Each()), err)
-			}
-			got := result.Each()[0]
-			if got.Request != l.ForN("k", test.first+test.second) || got.Value != test.left {
-				t.Errorf("%+v: got %+v", test, got)
-			}
-		}
-		if _, err := allow(l.ForN("k", 6), l.ForN("k", 6)); !errors.Is(err, ratelimit.ErrExceedsCapacity) {
-			t.Errorf("together above the capacity: got error %v", err)
-		}
-		faster := l
-		faster.Rate = 20
-		if _, err := allow(l.For("k"), faster.For("k")); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("with two definitions: got error %v", err)
-		}
-		wantLeft(t, store, other.ForN("k", 0), 8)
-	})
-}
-
-// TestSeveralWait: the answer's wait is the longest of those that refused, and
-// the call is accepted then.
-func TestSeveralWait(t *testing.T) {
-	t.Parallel()
-	eachTake(t, func(t *testing.T, _ *pgtest.DB, c *clock, store *pgstore.Store, allow allowing) {
-		minute := ratelimit.TokenBucket{Name: "minute", Rate: 1, Period: time.Minute}
-		hour := ratelimit.TokenBucket{Name: "hour", Rate: 1, Period: time.Hour, Capacity: 3}
-		day := perDay("day", 10) // has enough
-		reserved, err := store.Reserve(t.Context(), hour.ForN("k", 4), minute.ForN("k", 2), day.ForN("k", 9))
-		mustTake(t, reserved, err)
-		requests := []ratelimit.Request{minute.For("k"), day.For("k"), hour.ForN("k", 1.5)}
-		result, err := allow(requests...)
-		if want := 150 * time.Minute; err != nil || result.OK || result.RetryAfter != want || !result.RetryAt.Equal(noon.Add(want)) {
-			t.Errorf("got OK %v, %v, %v, error %v, want %v", result.OK, result.RetryAfter, result.RetryAt, err, want)
-		}
-		for i, want := range []time.Duration{2 * time.Minute, 0, 150 * time.Minute} {
-			if got := result.Each()[i].RetryAfter; got != want {
-				t.Errorf("%d: got %v, want %v", i, got, want)
-			}
-		}
-		c.set(result.RetryAt.Add(-time.Microsecond))
-		if early, err := allow(requests...); err != nil || early.OK {
-			t.Errorf("too early: got OK %v, error %v", early.OK, err)
-		}
-		c.set(result.RetryAt)
-		result, err = allow(requests...)
-		mustTake(t, result, err)
-	})
-}
-
-// TestSeveralPausedWindows: rows whose edges are not those of their limits.
-func TestSeveralPausedWindows(t *testing.T) {
-	t.Parallel()
-	eachTake(t, func(t *testing.T, _ *pgtest.DB, c *clock, store *pgstore.Store, allow allowing) {
-		l := ratelimit.FixedWindow{Name: "l", Rate: 10, Period: time.Hour, Start: noon}
-		sharded := ratelimit.FixedWindow{Name: "sharded", Rate: 12, Period: time.Hour, Start: noon, Shards: 3}
-		for i, r := range []ratelimit.Request{l.For("1"), l.For("2"), sharded.For("")} {
-			wantPaused(t, store, r.Limit, r.Key, noon, noon.Add(time.Duration(7*i+65)*time.Minute))
-		}
-		requests := []ratelimit.Request{sharded.ForN("", 9), l.ForN("2", 3), l.ForN("fresh", 1), l.ForN("1", 4)}
-		result, err := allow(requests...)
-		if want := 79 * time.Minute; err != nil || result.OK || result.RetryAfter != want {
-			t.Fatalf("got OK %v, %v, error %v, want %v", result.OK, result.RetryAfter, err, want)
-		}
-		c.set(result.RetryAt)
-		result, err = allow(requests...)
-		mustTake(t, result, err)
-		for i, want := range []float64{3, 7, 9, 6} {
-			if got := result.Each()[i].Value; got != want {
-				t.Errorf("%d: got %v left, want %v", i, got, want)
-			}
 		}
 	})
 }

@@ -117,27 +117,6 @@ func storeMax(to *atomic.Int64, v int64) {
 	}
 }
 
-// TestShardsBalance: with two choices the shards differ by a handful. Of 800
-// single tokens, one choice leaves a spread of 25 over 16 shards.
-func TestShardsBalance(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	const takes, most = 800, 10
-	eachTake(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store, allow allowing) {
-		l := ratelimit.TokenBucket{Name: "l", Rate: 1e6, Period: time.Hour, Shards: 16}
-		for range takes {
-			result, err := allow(l.For("k"))
-			mustTake(t, result, err)
-		}
-		var least, greatest float64
-		err := db.Pool.QueryRow(t.Context(), `SELECT min(value), max(value) FROM `+db.Schema+`.rate_limits HAVING count(*) = 16`).Scan(&least, &greatest)
-		if err != nil || greatest-least > most {
-			t.Errorf("the shards hold %v to %v, error %v, want a spread of at most %d", least, greatest, err, most)
-		}
-		wantLeft(t, store, l.ForN("k", 0), 1e6-takes)
-	})
-}
-
 // Tokens that several shards have only together are taken from all of them at the instant that
 // the caller is told: a limit holds by that.
 func TestShardsTogetherAtOneInstant(t *testing.T) {

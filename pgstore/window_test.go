@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -18,7 +16,6 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/curve"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/memstore"
-	"github.com/pgratelimit/ratelimit/migrations"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -163,104 +160,6 @@ func TestSlidingWindowChangesShards(t *testing.T) {
 			wantValueNow(70)
 		})
 	}
-}
-
-// before is the schema up to a version.
-func before(t *testing.T, version string) (up, rest string) {
-	t.Helper()
-	files, err := fs.Glob(migrations.FS, "*.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, file := range files {
-		text, err := fs.ReadFile(migrations.FS, file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		sql, _, _ := strings.Cut(string(text), "-- +goose Down")
-		if file < version {
-			up += sql
-		} else {
-			rest += sql
-		}
-	}
-	return up, rest
-}
-
-// TestSchemaOfTheVersionBefore: rows of the other kinds are as large with the column
-// for sliding windows as they were without it, and the statements of a program that
-// does not know of it go on working, beside a program that does.
-func TestSchemaOfTheVersionBefore(t *testing.T) {
-	t.Parallel()
-	ctx, db := t.Context(), pgtest.NewEmpty(t)
-	conn, err := pgx.Connect(ctx, db.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close(context.Background()) })
-	exec := func(sql string, args ...any) {
-		t.Helper()
-		if _, err := conn.Exec(ctx, sql, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...); err != nil {
-			t.Fatalf("%s: %v", sql, err)
-		}
-	}
-	// As they were sent before there was the column.
-	const (
-		take = `INSERT INTO rate_limits AS l (name, key, shard, value, ts)
-VALUES ($1::text, $2::text, 0, 10::float8 - 1, clock_timestamp())
-ON CONFLICT (name, key, shard) DO UPDATE SET value = least(l.value
-	+ greatest(round(date_part('epoch', excluded.ts - l.ts) * 1000000), 0) * 1e-9, 10::float8) - 1, ts = greatest(l.ts, excluded.ts)
-WHERE l.value >= 1 AND (l.paused IS NULL OR l.paused <= excluded.ts)`
-		put = `INSERT INTO rate_limits (name, key, shard, value, ts, paused) VALUES ($1::text, $2::text, 0, 5, now(), now())
-ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts, paused = excluded.paused`
-	)
-	// As they are stored, in whole words: how the last one is filled up differs by version.
-	size := func() (bytes string) {
-		t.Helper()
-		sql := `SELECT string_agg(concat_ws(' ', name, key, (pg_column_size(r) + 7) / 8 * 8), ', ' ORDER BY name, key) FROM rate_limits AS r WHERE name = 'old'`
-		if err := conn.QueryRow(ctx, sql).Scan(&bytes); err != nil {
-			t.Fatal(err)
-		}
-		return bytes
-	}
-	up, rest := before(t, "00003")
-	exec("SET search_path = " + db.Schema)
-	exec(up)
-	exec(take, "old", "taken")
-	exec(put, "old", "paused")
-	was := size()
-	exec(rest)
-	if got := size(); got != was {
-		t.Errorf("rows that were there are %s bytes, want %s", got, was)
-	}
-	exec("DELETE FROM rate_limits")
-	exec(take, "old", "taken")
-	exec(put, "old", "paused")
-	exec(take, "old", "taken")
-	if got := size(); got != was {
-		t.Errorf("new rows are %s bytes, want %s", got, was)
-	}
-
-	store := newStore(t, db)
-	bucket := ratelimit.TokenBucket{Name: "old", Rate: 10, Period: time.Hour}
-	window := ratelimit.SlidingWindow{Name: "new", Rate: 10, Period: time.Hour}
-	mustAllow(t, store, bucket.ForN("taken", 2))
-	mustAllow(t, store, window.ForN("k", 4))
-	exec(take, "old", "taken")
-	if result, err := store.Check(ctx, bucket.ForN("taken", 0)); err != nil || result.Value < 5 || result.Value > 5.1 {
-		t.Errorf("%v tokens after three of theirs and two of ours, %v, want 5", result.Value, err)
-	}
-	if got := size(); got != was {
-		t.Errorf("rows that both have written are %s bytes, want %s", got, was)
-	}
-
-	// A program that has another kind under the name takes what is left in the row, and
-	// the sliding window sees that it has.
-	exec(take, "new", "k")
-	if result, err := store.Allow(ctx, window.ForN("k", 6)); err != nil || result.OK {
-		t.Errorf("six of the five that are left: %v, %v, want a refusal", result.OK, err)
-	}
-	mustAllow(t, store, window.ForN("k", 5))
 }
 
 // TestSlidingWindowRenewed: a row whose totals have grown is counted anew, in every form,

@@ -176,40 +176,6 @@ func TestEachFileHasAnEmptyStore(t *testing.T) {
 	}
 }
 
-func TestVerifyFindsDifferences(t *testing.T) {
-	t.Parallel()
-	tests := []struct {
-		name, call, want string // want is the message after the file's name
-	}{
-		{
-			"ok", `"do": "allow", "limit": "l", "count": 1, "want": {"ok": false}`,
-			":3: ok differs\n\twant {\"ok\":false}\n\tgot  {\"ok\":true,\"retryAfter\":\"0s\",\"value\":9,",
-		},
-		{"retryAfter", `"do": "reserve", "limit": "l", "count": 11, "want": {"retryAfter": "5999999us"}`, ":3: retryAfter differs"},
-		{"value", `"do": "allow", "limit": "l", "count": 1, "want": {"value": 9.000002}`, ":3: value differs"},
-		{"value of several", `"do": "allow", "all": [{"limit": "l"}, {"limit": "l", "key": "k"}], "want": {"value": 9}`, ":3: value differs"},
-		{"value of credit", `"do": "credit", "limit": "l", "want": {"value": 11}`, ":3: value differs"},
-		{"ok of reset", `"do": "reset", "limit": "l", "want": {"ok": true}`, ":3: ok differs"},
-		{"never", `"do": "allow", "limit": "l", "count": 1, "want": {"error": "never"}`, ":3: error differs"},
-		{"never unwanted", `"do": "allow", "limit": "l", "count": 11, "want": {"ok": false}`, ":3: error differs"},
-		{"never for invalid", `"do": "allow", "limit": "l", "count": -1, "want": {"error": "never"}`, ":3: error differs"},
-		{"invalid for never", `"do": "allow", "limit": "l", "count": 11, "want": {"error": "invalid"}`, ":3: error differs"},
-	}
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			file := writeFile(t, bucket+"# a comment\n{\"at\": \"0s\", "+test.call+"}\n"+
-				`{"at": "0s", "do": "check", "limit": "l"}`)
-			o := execute(t, "", "replay", "--verify", file)
-			o.wantStatus(t, exitFailed, file+test.want)
-			if got := strings.Count(o.stdout, "\n"); got != 1 {
-				t.Errorf("answers up to the difference: got %d, want 1", got)
-			}
-			execute(t, "", "replay", file).wantStatus(t, exitOK)
-		})
-	}
-}
-
 // Whatever is changed in whatever want must be noticed, and nothing before it.
 func TestVerifyFindsEveryTamperedWant(t *testing.T) {
 	pgtest.Long(t)

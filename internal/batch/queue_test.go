@@ -135,18 +135,6 @@ func TestAlone(t *testing.T) {
 	}
 }
 
-func TestAllocations(t *testing.T) {
-	q := batch.New(10, 0, func(_ context.Context, tickets []*batch.Ticket[int]) { tickets[0].Finish() }, noGoroutine(t))
-	got := testing.AllocsPerRun(100, func() {
-		if _, err := q.Do(t.Context(), 1); err != nil {
-			t.Error(err)
-		}
-	})
-	if got > 2 {
-		t.Errorf("got %v allocations for a call that meets no other, want 2 at most", got)
-	}
-}
-
 // Those who come while others are served are served together, in the order in
 // which they came.
 func TestGather(t *testing.T) {
@@ -171,26 +159,6 @@ func TestGather(t *testing.T) {
 		wantValues(t, r, 5, 6, 7)
 		r.finish()
 		wantAnswers(t, append(second, others...), -2, -3, -4, -5, -6, -7)
-	})
-}
-
-// An answer is there for its caller while others of the batch still wait.
-func TestFinishEarly(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		q, rounds := newQueue(10, nil)
-		ask(t.Context(), q, 0)
-		r := <-rounds
-		answers := ask(t.Context(), q, 1, 2)
-		r.finish()
-		r = <-rounds
-		r.tickets[1].Finish()
-		r.tickets[1].Finish() // does nothing
-		wantAnswers(t, answers[1:], 2)
-		if r.tickets[0].Finished() || !r.tickets[1].Finished() {
-			t.Errorf("got finished %v and %v, want the second", r.tickets[0].Finished(), r.tickets[1].Finished())
-		}
-		r.finish()
-		wantAnswers(t, answers[:1], -1)
 	})
 }
 
@@ -300,30 +268,6 @@ func TestContextOver(t *testing.T) {
 	}
 }
 
-// One who gives up gets the error at once, and the others their answers.
-func TestGiveUpOne(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		q, rounds := newQueue(10, nil)
-		ask(t.Context(), q, 0)
-		r := <-rounds
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		gone := ask(ctx, q, 1)
-		answers := ask(t.Context(), q, 2)
-		r.finish()
-		r = <-rounds
-		if _, ok := r.ctx.Deadline(); ok {
-			t.Error("the batch has the deadline of one call")
-		}
-		wantError(t, gone[0], context.DeadlineExceeded)
-		if !r.tickets[0].Gone() || r.tickets[1].Gone() {
-			t.Errorf("got gone %v and %v, want the first", r.tickets[0].Gone(), r.tickets[1].Gone())
-		}
-		r.finish()
-		wantAnswers(t, answers, -2)
-	})
-}
-
 // An answer that was there before the caller could give up is not lost.
 func TestFinishedThenOver(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
@@ -371,65 +315,6 @@ func TestJoin(t *testing.T) {
 	})
 }
 
-// Moved together, served together, but for one that has its answer already.
-func TestJoinIdle(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		q, rounds := newQueue(10, nil)
-		other, otherRounds := newQueue(10, nil)
-		ask(t.Context(), q, 0)
-		r := <-rounds
-		answers := ask(t.Context(), q, 1, 2, 3)
-		r.finish()
-		r = <-rounds
-		r.tickets[1].Finish()
-		other.Join(r.tickets...)
-		r.end()
-		moved := <-otherRounds
-		wantValues(t, moved, 1, 3)
-		moved.finish()
-		wantAnswers(t, answers, -1, 2, -3)
-	})
-}
-
-// A ticket can go to the end of its own queue, too, alone or with others.
-func TestJoinOwnQueue(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		q, rounds := newQueue(10, nil)
-		answers := ask(t.Context(), q, 1)
-		r := <-rounds
-		answers = append(answers, ask(t.Context(), q, 2)...)
-		q.Join(r.tickets...)
-		r.end()
-		r = <-rounds
-		wantValues(t, r, 2, 1)
-		q.Join(r.tickets[0])
-		r.tickets[1].Finish()
-		r.end()
-		r = <-rounds
-		wantValues(t, r, 2)
-		r.finish()
-		wantAnswers(t, answers, 1, -2)
-	})
-}
-
-// Who has been moved can give up there.
-func TestJoinGiveUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		q, rounds := newQueue(10, nil)
-		other, otherRounds := newQueue(10, nil)
-		ctx, cancel := context.WithCancel(t.Context())
-		gone := ask(ctx, q, 1)
-		r := <-rounds
-		other.Join(r.tickets...)
-		r.end()
-		moved := <-otherRounds
-		cancel()
-		<-moved.ctx.Done()
-		moved.end()
-		wantError(t, gone[0], context.Canceled)
-	})
-}
-
 // A caller whom serve forgets does not wait for ever.
 func TestUnfinished(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -460,15 +345,6 @@ func TestUnfinished(t *testing.T) {
 		r.finish()
 		wantAnswers(t, answers, 2, -3)
 	})
-}
-
-func TestOverBefore(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	q := batch.New(1, 0, func(context.Context, []*batch.Ticket[int]) { t.Error("served") }, noGoroutine(t))
-	if _, err := q.Do(ctx, 1); !errors.Is(err, context.Canceled) {
-		t.Errorf("got error %v, want %v", err, context.Canceled)
-	}
 }
 
 // Who gives up, so that serve returns with nothing done, gets its own error.
@@ -532,15 +408,6 @@ func TestServeBreaksOff(t *testing.T) {
 	}
 }
 
-func TestNoRoom(t *testing.T) {
-	defer func() {
-		if recover() == nil {
-			t.Error("got a queue that can serve nothing")
-		}
-	}()
-	batch.New(0, 0, func(context.Context, []*batch.Ticket[int]) {}, nil)
-}
-
 // counter is a call, and how often it was served.
 type counter struct {
 	answer int
@@ -590,46 +457,6 @@ func TestConcurrent(t *testing.T) {
 	}
 	wg.Wait()
 	goroutines.Wait() // ends, since idle queues have none
-}
-
-func BenchmarkAlone(b *testing.B) {
-	q := batch.New(1024, 0, func(_ context.Context, tickets []*batch.Ticket[int]) { tickets[0].Finish() }, nil)
-	ctx := b.Context()
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := q.Do(ctx, 1); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func Benchmark64(b *testing.B) {
-	const callers = 64
-	var batches atomic.Int64
-	q := batch.New(1024, 0, func(_ context.Context, tickets []*batch.Ticket[int]) {
-		batches.Add(1)
-		runtime.Gosched() // as one who waits for a database does
-		for _, t := range tickets {
-			t.Finish()
-		}
-	}, nil)
-	ctx := b.Context()
-	var left atomic.Int64
-	left.Store(int64(b.N))
-	b.ReportAllocs()
-	b.ResetTimer()
-	var wg sync.WaitGroup
-	for range callers {
-		wg.Go(func() {
-			for left.Add(-1) >= 0 {
-				if _, err := q.Do(ctx, 1); err != nil {
-					b.Error(err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	b.ReportMetric(float64(b.N)/float64(batches.Load()), "calls/batch")
 }
 
 // A caller whose context has no deadline gives up when its patience is over, and so

@@ -6,46 +6,7 @@ import (
 	"time"
 
 	. "github.com/pgratelimit/ratelimit"
-
-	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
-
-func TestFixedWindow(t *testing.T) {
-	window := FixedWindow{Name: "a", Rate: 3, Period: 4 * d, Start: t0}
-	run(t, window, []step{
-		{t1, allow(2), true, 0, 1},
-		{t2, allow(1), true, 0, 0},
-		{t2, allow(1), false, 2 * d, 0},
-		{t3, allow(3), false, 1 * d, 0},
-		{t4.Add(-time.Microsecond), allow(1), false, time.Microsecond, 0},
-		{t4, allow(1), true, 0, 2},
-		{t8, allow(3), true, 0, 0}, // nothing rolled over
-		{t8, allow(1), false, 4 * d, 0},
-	})
-}
-
-// A capacity above the rate lets unused windows roll over.
-func TestFixedWindowRollover(t *testing.T) {
-	window := FixedWindow{Name: "a", Rate: 3, Period: 2 * d, Capacity: 7, Start: t0}
-	run(t, window, []step{
-		{t1, allow(7), true, 0, 0}, // no row: full
-		{t1, allow(1), false, 1 * d, 0},
-		{t1, allow(4), false, 3 * d, 0},
-		{t1, allow(7), false, 5 * d, 0},
-		{t2, allow(1), true, 0, 2},
-		{t4, allow(0), true, 0, 5},
-		{t6, allow(7), true, 0, 0}, // eight came, seven fit
-		{t7, allow(1), false, 1 * d, 0},
-	})
-
-	// Capacity below the rate caps every window.
-	capped := FixedWindow{Name: "a", Rate: 3, Period: 2 * d, Capacity: 2, Start: t0}
-	run(t, capped, []step{
-		{t0, allow(2), true, 0, 0},
-		{t2, allow(2), true, 0, 0},
-		{t3, allow(2), false, 1 * d, 0},
-	})
-}
 
 // A clock that goes back opens no window twice.
 func TestFixedWindowClockGoesBack(t *testing.T) {
@@ -58,20 +19,6 @@ func TestFixedWindowClockGoesBack(t *testing.T) {
 		{t0, allow(1), true, 0, 0}, // there was one left
 		{t0, allow(1), false, 12 * d, 0},
 		{t9, allow(1), false, 3 * d, 0},
-	})
-}
-
-func TestFixedWindowRedefined(t *testing.T) {
-	small := FixedWindow{Name: "a", Rate: 3, Period: 4 * d, Start: t0}
-	large := FixedWindow{Name: "a", Rate: 8, Period: 4 * d, Start: t0}
-	short := FixedWindow{Name: "a", Rate: 3, Period: 2 * d, Start: t0}
-	run(t, large, []step{
-		{t1, allow(1), true, 0, 7},
-		{t1, as(small, allow(1)), true, 0, 2}, // lowered: the rest is gone
-		{t1, as(large, allow(3)), false, 3 * d, 2},
-		{t4, allow(8), true, 0, 0}, // raised: from the next window
-		{t4, as(short, allow(1)), false, 2 * d, 0},
-		{t6, allow(3), true, 0, 0},
 	})
 }
 
@@ -154,27 +101,6 @@ func TestFixedWindowPhaseStays(t *testing.T) {
 	}
 }
 
-// A fresh row's window is the one that now is in, whenever it is asked for.
-func TestFixedWindowFresh(t *testing.T) {
-	window := definition(FixedWindow{Name: "sign_up", Rate: 1, Period: time.Hour})
-	edge := t0.Add(2_010_629_071*time.Microsecond - time.Hour) // alice's, before t0
-	tests := []struct {
-		now, want time.Time
-	}{
-		{t0, edge},
-		{edge, edge},
-		{edge.Add(-time.Microsecond), edge.Add(-time.Hour)},
-		{edge.Add(time.Hour - time.Microsecond), edge},
-		{edge.Add(time.Hour), edge.Add(time.Hour)},
-		{edge.Add(-1_000_000 * time.Hour), edge.Add(-1_000_000 * time.Hour)}, // in 1910
-	}
-	for _, tt := range tests {
-		if got := window.Fresh("alice", tt.now); got != row(1, tt.want) {
-			t.Errorf("Fresh at %v = %v, want 1 token at %v", tt.now, got, tt.want)
-		}
-	}
-}
-
 // The windows of many keys open evenly over the period. With 100 parts of the
 // period chi-square has 99 degrees of freedom: 99 in the mean, above 160 once
 // in ten thousand. The hash is fixed, so this does not flake.
@@ -213,32 +139,3 @@ func TestFixedWindowPhasesSpread(t *testing.T) {
 }
 
 func always(s string) func(int) string { return func(int) string { return s } }
-
-func TestFixedWindowSettle(t *testing.T) {
-	window := definition(FixedWindow{Name: "a", Rate: 2, Period: 2 * d, Capacity: 5})
-	tests := []struct {
-		name  string
-		state bucket.State
-		now   time.Time
-		want  bucket.State
-	}{
-		{"at the edge", row(1, t0), t0, row(1, t0)},
-		{"in the window", row(1, t0), t1, row(1, t0)},
-		{"just before the next", row(1, t0), t2.Add(-time.Microsecond), row(1, t0)},
-		{"at the next", row(1, t0), t2, row(3, t2)},
-		{"in the one after", row(1, t0), t5, row(5, t4)},
-		{"full", row(1, t0), t9, row(5, t8)},
-		{"out of debt", row(-4, t0), t5, row(0, t4)},
-		{"earlier", row(1, t4), t1, row(1, t4)},
-		{"long before", row(1, t4), t0.Add(-100 * time.Hour), row(1, t4)},
-		{"above capacity", row(9, t0), t1, row(5, t0)},
-		{"edges of its own", row(1, t1), t4, row(3, t3)},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			if got := window.Refill(tt.state, tt.now); got != tt.want {
-				t.Errorf("Settle() = %v, want %v", got, tt.want)
-			}
-		})
-	}
-}

@@ -1,14 +1,12 @@
 package bucket_test
 
 import (
-	"errors"
 	"math"
 	"testing"
 	"time"
 
 	. "github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
-	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
 // sliding has slots of d, ten of them in a period, of which one begins at t0.
@@ -16,55 +14,6 @@ var sliding = SlidingWindow{Name: "a", Rate: 10, Period: time.Second, Slots: 10,
 
 // slot is the start of the n-th slot after t0.
 func slot(n int) time.Time { return t0.Add(time.Duration(n) * d) }
-
-func TestSlidingWindow(t *testing.T) {
-	run(t, sliding, []step{
-		{t0, allow(10), true, 0, 0}, // all at once after idleness
-		{t0, allow(1), false, 11 * d, 0},
-		{slot(11).Add(-time.Microsecond), allow(1), false, time.Microsecond, 0},
-		{slot(11), allow(4), true, 0, 6},
-		{slot(12), allow(6), true, 0, 0},
-		{slot(22), allow(5), false, d, 4},
-		{slot(22), allow(4), true, 0, 0},
-	})
-
-	// A count that fits in no window is never granted, however far ahead.
-	for _, reserve := range []bool{false, true} {
-		var never *ExceedsCapacityError
-		if _, err := decide.New(reserve, sliding.ForN("k", 10.001)); !errors.As(err, &never) || never.Most != 10 {
-			t.Errorf("reserve %v: %v, want it to say that at most 10 can be had", reserve, err)
-		}
-	}
-}
-
-func TestSlidingWindowReserves(t *testing.T) {
-	run(t, sliding, []step{
-		{t0, reserve(10), true, 0, 0},
-		{t0.Add(d / 2), reserve(4), true, 11*d - d/2, -10.5},
-		{t0.Add(d / 2), reserve(6), true, 11*d - d/2, -10.5},
-		{t0.Add(d / 2), reserve(1), true, 22*d - d/2, -21.5},
-		{t0.Add(d / 2), allow(0), false, 22*d - d/2, -21.5}, // everybody waits behind the newest
-		{slot(22), allow(10), false, 11 * d, 9},
-		{slot(22), allow(9), true, 0, 0},
-	})
-
-	bounded := sliding
-	bounded.MaxReserved = 10 // a second ahead
-	run(t, bounded, []step{
-		{t0, reserve(10), true, 0, 0},
-		{t0, reserve(1), false, d, 0}, // 11 slots ahead are too many for now
-		{t1, reserve(1), true, 10 * d, -10},
-		{t1, reserve(10), false, 11 * d, -10},
-		{t1.Add(11 * d), reserve(10), true, 10 * d, -10},
-	})
-	debtless := sliding
-	debtless.MaxReserved = None
-	run(t, debtless, []step{
-		{t0, reserve(10), true, 0, 0},
-		{t0, reserve(1), false, 11 * d, 0},
-		{slot(11), reserve(1), true, 0, 9},
-	})
-}
 
 // A clock that went back is put into the slot that was written last.
 func TestSlidingWindowClockGoesBack(t *testing.T) {
@@ -74,44 +23,6 @@ func TestSlidingWindowClockGoesBack(t *testing.T) {
 		{t0, allow(3), false, 16 * d, 2},
 		{slot(15), allow(3), false, d, 2},
 		{slot(16), allow(10), true, 0, 0},
-	})
-}
-
-func TestSlidingWindowCredit(t *testing.T) {
-	run(t, sliding, []step{
-		{t0, allow(4), true, 0, 6},
-		{t5, allow(4), true, 0, 2},
-		{t6, credit(5), true, 0, 7},       // the oldest first,
-		{slot(11), allow(0), true, 0, 7},  // so that nothing comes back here
-		{slot(16), allow(10), true, 0, 0}, // and the rest as ever
-		{slot(17), credit(100), true, 0, 10},
-	})
-}
-
-func TestSlidingWindowPause(t *testing.T) {
-	until := t5.Add(d / 2)
-	run(t, sliding, []step{
-		{t0, allow(4), true, 0, 6},
-		{t1, pause(until), false, 4*d + d/2, 6},
-		{t2, allow(1), false, 3*d + d/2, 6},
-		{t2, reserve(5), true, 4 * d, -4}, // the first slot that begins after it
-		{until, allow(1), false, d / 2, -0.5},
-		{t6, allow(1), true, 0, 0},
-	})
-	run(t, sliding, []step{
-		{t1, pause(until), false, 4*d + d/2, 10},
-		{t2, resume, true, 0, 10},
-		{t2, allow(10), true, 0, 0},
-	})
-
-	// Whoever may not reserve far ahead can get a slot before the one that a
-	// reservation would have had during the pause.
-	debtless := sliding
-	debtless.MaxReserved = None
-	run(t, debtless, []step{
-		{t1, pause(until), false, 4*d + d/2, 10},
-		{t2, reserve(1), false, 3*d + d/2, 10},
-		{until, reserve(1), true, 0, 9},
 	})
 }
 

@@ -1,7 +1,6 @@
 package decide_test
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -54,19 +53,6 @@ func TestNew(t *testing.T) {
 				t.Errorf("Reserve = %v, want %v", call.Reserve, tt.reserve)
 			}
 		})
-	}
-}
-
-// The caller's requests stay as they were, in order and in count.
-func TestNewLeavesRequests(t *testing.T) {
-	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
-	requests := []Request{a.ForN("z", 1), a.ForN("b", 2), a.ForN("z", 3)}
-	want := slices.Clone(requests)
-	if _, err := decide.New(false, requests...); err != nil {
-		t.Fatalf("New() = %v", err)
-	}
-	if !slices.Equal(requests, want) {
-		t.Errorf("requests = %v, want %v", requests, want)
 	}
 }
 
@@ -153,21 +139,6 @@ func TestNewTwoPlans(t *testing.T) {
 	}
 }
 
-func TestNewMostRequests(t *testing.T) {
-	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
-	var requests []Request
-	for i := range 64 {
-		requests = append(requests, a.For(fmt.Sprintf("%02d", 63-i)))
-	}
-	call, err := decide.New(false, requests...)
-	if err != nil {
-		t.Fatalf("New() = %v", err)
-	}
-	if got := len(call.Demands); got != 64 {
-		t.Errorf("New() asks %d, want 64", got)
-	}
-}
-
 func TestNewExceedsCapacity(t *testing.T) {
 	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second, MaxReserved: 5}
 	debtless := TokenBucket{Name: "b", Rate: 10, Period: time.Second, MaxReserved: None}
@@ -207,36 +178,6 @@ func TestNewExceedsCapacity(t *testing.T) {
 	}
 }
 
-func BenchmarkNew(b *testing.B) {
-	one := []Request{TokenBucket{Name: "a", Rate: 10, Period: time.Second}.For("k")}
-	for _, bm := range []struct {
-		name     string
-		requests []Request
-	}{
-		{"1", one},
-		{"4", fourLimits()},
-	} {
-		b.Run(bm.name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := decide.New(true, bm.requests...); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
-// fourLimits is a call on limits of both kinds, not in order.
-func fourLimits() []Request {
-	return []Request{
-		TokenBucket{Name: "d", Rate: 10, Period: time.Second}.For("k"),
-		FixedWindow{Name: "a", Rate: 10, Period: time.Second}.For("k"),
-		TokenBucket{Name: "c", Rate: 10, Period: time.Second}.For("k"),
-		FixedWindow{Name: "b", Rate: 10, Period: time.Second}.For("k"),
-	}
-}
-
 func TestBadPause(t *testing.T) {
 	limit := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
 	tests := []struct {
@@ -257,20 +198,6 @@ func TestBadPause(t *testing.T) {
 	for _, missing := range []Limit{nil, (*TokenBucket)(nil)} {
 		if err := decide.BadPause(missing, 0); !errors.Is(err, ErrInvalid) {
 			t.Errorf("BadPause(%T) = %v, want ErrInvalid", missing, err)
-		}
-	}
-}
-
-func TestRowCompare(t *testing.T) {
-	row := func(name, key string, shard int) decide.Row {
-		return decide.Row{Key: decide.Key{Name: name, Key: key}, Shard: shard}
-	}
-	sorted := []decide.Row{row("a", "x", 2), row("a", "y", 0), row("a", "y", 10), row("b", "", 0)}
-	for i, a := range sorted {
-		for j, b := range sorted {
-			if got, want := a.Compare(b), cmp.Compare(i, j); got != want {
-				t.Errorf("%v.Compare(%v) = %d, want %d", a, b, got, want)
-			}
 		}
 	}
 }

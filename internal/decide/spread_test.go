@@ -85,38 +85,6 @@ func near(a, b []float64) bool {
 	return len(a) == len(b)
 }
 
-// What is given back goes to the emptiest first, and what no shard has room for
-// to none.
-func TestFill(t *testing.T) {
-	four := TokenBucket{Name: "a", Rate: 40, Period: time.Second, Shards: 4}
-	tests := []struct {
-		name   string
-		n      float64
-		values []float64
-		want   []float64
-	}{
-		{"none", 0, []float64{4, 7, 5, 6}, []float64{0, 0, 0, 0}},
-		{"the emptiest", 1, []float64{4, 7, 5, 6}, []float64{1, 0, 0, 0}},
-		{"up to a level", 3, []float64{4, 7, 5, 6}, []float64{2, 0, 1, 0}},
-		{"all room", 18, []float64{4, 7, 5, 6}, []float64{6, 3, 5, 4}},
-		{"more than there is room", 30, []float64{4, 7, 5, 6}, []float64{6, 3, 5, 4}},
-		{"debts first", 15, []float64{-10, 0, -5, 10}, []float64{10, 0, 5, 0}},
-		{"over full", 5, []float64{40, 10, 10, 8}, []float64{0, 0, 0, 2}},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			call := newCall(t, false, four.For("k"))
-			if got := call.Demands[0].Fill(rows(tt.values...), tt.n, t0); !near(got, tt.want) {
-				t.Errorf("Fill() = %v, want %v", got, tt.want)
-			}
-		})
-	}
-	one := newCall(t, false, TokenBucket{Name: "a", Rate: 40, Period: time.Second}.For("k"))
-	if got := one.Demands[0].Fill(rows(39), 5, t0); !near(got, []float64{5}) {
-		t.Errorf("Fill() of one row = %v, want all to that", got)
-	}
-}
-
 // Whatever the shards hold, what is spread over them, taken or given back, adds
 // up, and keeps to each shard's floor and capacity.
 func TestSpreadAndFill(t *testing.T) {

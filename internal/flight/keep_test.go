@@ -57,25 +57,6 @@ func keep(t *testing.T, store *fake, permit ratelimit.Permit, work time.Duration
 	return told, cause, err
 }
 
-func TestKeepRenewsAtHalfOfTheLease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var at []time.Duration
-		begun := time.Now()
-		store := &fake{renew: func(context.Context) error { at = append(at, time.Since(begun)); return nil }}
-		if told, _, err := keep(t, store, lasting(1, begun), 4*lease+time.Second); told != 0 || err != nil {
-			t.Errorf("told after %v, and %v", told, err)
-		}
-		for i, at := range at {
-			if want := time.Duration(i+1) * lease / 2; at != want {
-				t.Errorf("renewal %d after %v, want %v", i, at, want)
-			}
-		}
-		if len(at) != 8 {
-			t.Errorf("renewed %d times in four leases, want 8", len(at))
-		}
-	})
-}
-
 // When the database does not answer, by an error or at all, the holder is told at the end of
 // the lease, and not later; when it says that the permit is lost, at once.
 func TestKeepTellsInTime(t *testing.T) {

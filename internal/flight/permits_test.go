@@ -217,28 +217,6 @@ func TestForgetsKeys(t *testing.T) {
 	}
 }
 
-// A new key examines a few others, however many are held: these have an asking caller, and a mark
-// that the examination clears.
-func TestNewKeyExaminesFew(t *testing.T) {
-	var s Permits
-	limit := ratelimit.InFlight{Name: "l", Limit: 1}
-	for i := range mostKeys {
-		k := decide.Key{Name: "l", Key: string(rune(i + 1))}
-		s.Arrive(limit.For(k.Key))
-		s.Taken(k, 0, time.Now().Add(-time.Hour))
-	}
-	s.Meet(decide.Key{Name: "l", Key: "new"}, limit)
-	cleared := 0
-	for _, k := range s.keys {
-		if k.asking > 0 && len(k.away) == 0 {
-			cleared++
-		}
-	}
-	if cleared == 0 || cleared > examined {
-		t.Errorf("%d keys were examined, want 1 to %d", cleared, examined)
-	}
-}
-
 // A permit that was taken before the Limit became smaller is not handed to a waiter.
 func TestHandGoesByTheNewestLimit(t *testing.T) {
 	var s Permits

@@ -36,16 +36,6 @@ func wantWaiting(t *testing.T, q *Queue[string], want int) {
 	}
 }
 
-func wantPanic(t *testing.T, what string, f func()) {
-	t.Helper()
-	defer func() {
-		if recover() == nil {
-			t.Errorf("%s: got no panic", what)
-		}
-	}()
-	f()
-}
-
 // Who came first goes first, to whatever ticket is free.
 func TestOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -75,21 +65,6 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-func TestKeys(t *testing.T) {
-	var q Queue[string]
-	for _, key := range []string{"a", "b"} {
-		if got := enter(t, &q, key, 1, nil); got != 0 {
-			t.Errorf("%s: got ticket %d, want 0", key, got)
-		}
-	}
-	q.Leave("a", 0)
-	if got := len(q.keys); got != 1 {
-		t.Errorf("%d keys are kept, want 1", got)
-	}
-	q.Leave("b", 0)
-	wantEmpty(t, &q)
-}
-
 func TestChoose(t *testing.T) {
 	var q Queue[string]
 	var offered []int
@@ -111,19 +86,6 @@ func TestChoose(t *testing.T) {
 	}
 	q.Leave("k", 0)
 	q.Leave("k", 2)
-	wantEmpty(t, &q)
-}
-
-func TestMisuse(t *testing.T) {
-	var q Queue[string]
-	wantPanic(t, "no tickets", func() { enter(t, &q, "k", 0, nil) })
-	wantPanic(t, "nobody there", func() { q.Leave("k", 0) })
-	wantPanic(t, "no such ticket", func() { enter(t, &q, "k", 2, func([]int) int { return 2 }) })
-	wantEmpty(t, &q)
-	enter(t, &q, "k", 2, nil)
-	wantPanic(t, "not held", func() { q.Leave("k", 1) })
-	wantPanic(t, "held by another", func() { enter(t, &q, "k", 2, func([]int) int { return 0 }) })
-	q.Leave("k", 0)
 	wantEmpty(t, &q)
 }
 
@@ -231,17 +193,4 @@ func TestConcurrent(t *testing.T) {
 	}
 	wg.Wait()
 	wantEmpty(t, &q)
-}
-
-func BenchmarkEnterLeave(b *testing.B) {
-	var q Queue[string]
-	ctx := b.Context()
-	b.ReportAllocs()
-	for b.Loop() {
-		ticket, err := q.Enter(ctx, "k", 1, nil)
-		if err != nil {
-			b.Fatal(err)
-		}
-		q.Leave("k", ticket)
-	}
 }

@@ -2,67 +2,16 @@ package pgtest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 func TestMain(m *testing.M) { Main(m) }
-
-// undefinedTable is the SQLSTATE for a table that is not there.
-const undefinedTable = "42P01"
-
-func TestNew(t *testing.T) {
-	db, other := New(t), New(t)
-	_, err := db.Pool.Exec(t.Context(), fmt.Sprintf(
-		"INSERT INTO %s.rate_limits (name, key, shard, value, ts) VALUES ('n', 'k', 0, 1, now())", db.Schema))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, test := range []struct {
-		db   *DB
-		want int
-	}{{db, 1}, {other, 0}} {
-		var got int
-		row := test.db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM "+test.db.Schema+".rate_limits")
-		if err := row.Scan(&got); err != nil || got != test.want {
-			t.Errorf("%d rows, %v; want %d", got, err, test.want)
-		}
-	}
-}
-
-func TestUnqualifiedNamesFail(t *testing.T) {
-	db := New(t)
-	_, err := db.Pool.Exec(t.Context(), "SELECT FROM rate_limits")
-	wantCode(t, err, undefinedTable)
-}
-
-func TestNewEmpty(t *testing.T) {
-	db := NewEmpty(t)
-	_, err := db.Pool.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits")
-	wantCode(t, err, undefinedTable)
-	if _, err := db.Pool.Exec(t.Context(), "CREATE TABLE "+db.Schema+".t ()"); err != nil {
-		t.Error(err)
-	}
-}
-
-func TestWithConfig(t *testing.T) {
-	db := NewEmpty(
-		t,
-		WithConfig(func(c *pgxpool.Config) { c.MaxConns = 3 }),
-		WithConfig(func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec }),
-	)
-	config := db.Pool.Config()
-	if config.MaxConns != 3 || config.ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeExec {
-		t.Errorf("got %d connections and mode %v", config.MaxConns, config.ConnConfig.DefaultQueryExecMode)
-	}
-}
 
 func TestCleanup(t *testing.T) {
 	for _, test := range []struct {
@@ -122,14 +71,6 @@ func TestCleanupFindsLostConnections(t *testing.T) {
 	}
 	wantDropped(t, db.Schema)
 	conn.Release()
-}
-
-func wantCode(t *testing.T, err error, code string) {
-	t.Helper()
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) || pgErr.Code != code {
-		t.Errorf("got %v, want code %s", err, code)
-	}
 }
 
 func wantDropped(t *testing.T, schema string) {

@@ -122,37 +122,6 @@ func TestTemplateReplaced(t *testing.T) {
 	}
 }
 
-// Where nothing can be kept, servers start all the same.
-func TestTemplateNowhere(t *testing.T) {
-	long(t)
-	for name, cache := range map[string]string{"no cache": "", "not a directory": "/dev/null"} {
-		t.Run(name, func(t *testing.T) {
-			t.Setenv("HOME", cache)
-			t.Setenv("XDG_CACHE_HOME", cache)
-			tmp := publicTempDir(t)
-			t.Setenv("TMPDIR", tmp)
-			s, err := startLocal(t.Context(), Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := s.Close(); err != nil || !empty(t, tmp) {
-				t.Errorf("closed with %v, and left %q", err, names(t, tmp))
-			}
-		})
-	}
-}
-
-func TestTemplateFails(t *testing.T) {
-	dir := cached(t)
-	broken := installation{dir: fakeBinaries(t, "18.1"), version: "18.1"}
-	if _, _, err := broken.template(t.Context(), Options{}); err == nil {
-		t.Error("no error")
-	}
-	if left := names(t, dir); len(left) > 0 {
-		t.Errorf("left %q", left)
-	}
-}
-
 // A start that is given up leaves nothing behind, with and without a template.
 func TestStartCanceled(t *testing.T) {
 	long(t)

@@ -149,106 +149,6 @@ func TestStartAndClose(t *testing.T) {
 	}
 }
 
-func TestOptions(t *testing.T) {
-	long(t)
-	t.Parallel()
-	for _, test := range []struct {
-		opts           Options
-		fsync, maxConn string
-	}{
-		{Options{}, "off", "200"},
-		{Options{Fsync: true, Settings: map[string]string{"max_connections": "17", "port": "1"}}, "on", "17"},
-	} {
-		s := mustStartLocal(t, test.opts)
-		for parameter, want := range map[string]string{
-			"fsync":            test.fsync,
-			"max_connections":  test.maxConn,
-			"listen_addresses": "127.0.0.1",
-			"server_encoding":  "UTF8",
-		} {
-			if got := show(t, s.URL, parameter); got != want {
-				t.Errorf("%+v: %s is %q, want %q", test.opts, parameter, got, want)
-			}
-		}
-	}
-}
-
-// A server must go with its process even if that has no chance to stop it.
-// With Restart a server whose first process is killed comes back on its data.
-func TestRestart(t *testing.T) {
-	long(t)
-	t.Parallel()
-	s := mustStartLocal(t, Options{Fsync: true, Restart: true})
-	const started = "SELECT pg_postmaster_start_time()::text"
-	before, err := ask(t, s, started)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := ask(t, s, "CREATE TABLE kept ()"); err != nil {
-		t.Fatal(err)
-	}
-	_, _ = ask(t, s, "COPY (SELECT 1) TO PROGRAM 'kill -9 $(head -n 1 postmaster.pid)'") // it may live to answer
-	for deadline := time.Now().Add(localTimeout); ; time.Sleep(pollInterval) {
-		after, err := ask(t, s, started)
-		if err == nil && after != before {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("started %s, and not again: %s, %v", before, after, err)
-		}
-	}
-	if _, err := ask(t, s, "TABLE kept"); err != nil {
-		t.Errorf("the table is gone: %v", err)
-	}
-	if err := s.Close(); err != nil || ping(t.Context(), s.URL) == nil {
-		t.Errorf("closed with %v, and it still answers", err)
-	}
-}
-
-// A standby follows its primary, and takes its place.
-func TestStandby(t *testing.T) {
-	long(t)
-	t.Parallel()
-	primary := mustStartLocal(t, Options{})
-	standby, err := startLocal(t.Context(), Options{StandbyOf: primary.URL})
-	if errors.Is(err, exec.ErrNotFound) {
-		t.Skip("there is no pg_basebackup here")
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = standby.Close() })
-	must := func(s *Server, sql string) (answer string) {
-		t.Helper()
-		answer, err := ask(t, s, sql)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return answer
-	}
-	for deadline := time.Now().Add(10 * time.Second); must(primary, "SELECT count(*)::text FROM pg_stat_replication WHERE state = 'streaming'") != "1"; time.Sleep(pollInterval) {
-		if time.Now().After(deadline) {
-			t.Fatal("the standby does not follow")
-		}
-	}
-	if got := must(standby, "SELECT pg_is_in_recovery()::text"); got != "true" {
-		t.Errorf("a standby in recovery: %s", got)
-	}
-	if got := must(standby, "SELECT pg_promote()::text"); got != "true" {
-		t.Errorf("promoted: %s", got)
-	}
-	must(standby, "SELECT pg_current_xact_id()::text") // which a standby refuses
-}
-
-func TestWALDir(t *testing.T) {
-	t.Parallel()
-	dir := publicTempDir(t)
-	mustStartLocal(t, Options{WALDir: dir})
-	if empty(t, dir) {
-		t.Errorf("%s has no write-ahead log", dir)
-	}
-}
-
 func TestParentKilled(t *testing.T) {
 	t.Parallel()
 	cmd := exec.Command(os.Args[0])
@@ -288,48 +188,6 @@ func TestParentKilled(t *testing.T) {
 		time.Sleep(5 * time.Millisecond)
 	}
 	t.Logf("all gone after %v", time.Since(killed))
-}
-
-// The same, at some moment of the start, with and without a template.
-func TestParentKilledEarly(t *testing.T) {
-	t.Parallel()
-	long(t)
-	for _, delay := range []time.Duration{20, 80, 200} {
-		delay *= time.Millisecond
-		t.Run(delay.String(), func(t *testing.T) {
-			t.Parallel()
-			killedAfter(t, delay)
-		})
-	}
-	t.Run("without a template", func(t *testing.T) {
-		t.Parallel()
-		killedAfter(t, 300*time.Millisecond, caches(publicTempDir(t))...)
-	})
-}
-
-// killedAfter starts a process that starts a server, kills it after delay, and wants what
-// the server's files are in to be empty soon.
-func killedAfter(t *testing.T, delay time.Duration, env ...string) {
-	t.Helper()
-	dir := publicTempDir(t)
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = slices.Concat(os.Environ(), []string{childVariable + "=1", "TMPDIR=" + dir}, env)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(delay)
-	if err := cmd.Process.Kill(); err != nil {
-		t.Error(err)
-	}
-	_ = cmd.Wait()
-
-	killed := time.Now()
-	for !empty(t, dir) {
-		if time.Since(killed) > 20*time.Second {
-			t.Fatalf("%s is not empty after %v", dir, time.Since(killed))
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
 }
 
 // publicTempDir is t.TempDir for servers that run as another user, in memory where it can be.
@@ -529,39 +387,5 @@ func TestPortTaken(t *testing.T) {
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	if _, err := inst.startOn(t.Context(), port, Options{}); !errors.Is(err, errPortTaken) {
 		t.Errorf("got %v, want errPortTaken", err)
-	}
-}
-
-// TestProgram has a shell play the program that starts a container.
-func TestProgram(t *testing.T) {
-	t.Parallel()
-	running := mustStartLocal(t, Options{})
-	stopped := filepath.Join(t.TempDir(), "stopped")
-	s, err := runProgram(t.Context(), exec.Command("sh", "-c", `echo "$0"; read -r _; touch "$1"`, running.URL, stopped))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if s.URL != running.URL || exists(stopped) {
-		t.Errorf("got %+v, stopped %v", s, exists(stopped))
-	}
-	if err := s.Close(); err != nil || !exists(stopped) {
-		t.Errorf("Close: %v, stopped %v", err, exists(stopped))
-	}
-}
-
-func TestProgramFails(t *testing.T) {
-	t.Parallel()
-	_, err := runProgram(t.Context(), exec.Command("sh", "-c", "echo no image >&2; exit 3"))
-	if err == nil || !strings.Contains(err.Error(), "no image") {
-		t.Errorf("the program's stderr is missing from: %v", err)
-	}
-}
-
-func TestProgramCanceled(t *testing.T) {
-	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	if _, err := runProgram(ctx, exec.Command("sleep", "60")); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("got %v", err)
 	}
 }

@@ -88,9 +88,6 @@ func (s *Seat) Leave() {
 	}
 }
 
-// Seated returns the number of connections that wait in PostgreSQL.
-func (c *Conn) Seated() int { return len(c.seats) }
-
 // lockOfTable says which session has or awaits a lock of the table that decisions wait for. It neither
 // reads nor locks the table. Of several locks one that is granted explains more.
 const lockOfTable = `SELECT format('table %s is %s by %s (%s)', l.relation::regclass,

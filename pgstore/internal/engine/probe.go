@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
@@ -26,35 +25,6 @@ func (p Probe) Server(await *decide.Row) func(ctx context.Context, tickets []*Ti
 // Groups returns the groups of calls that are granted together, their grants, and the other calls.
 func (p Probe) Groups(tickets []*Ticket) (groups [][]*Ticket, grants []table.Grant, left []*Ticket) {
 	return p.groups(new(grouping), tickets)
-}
-
-// Stop makes the queues that keys share decide nothing any more.
-func (p Probe) Stop() {
-	for i := range p.queues {
-		p.queues[i].calls = p.newQueue(func(ctx context.Context, _ []*Ticket) { <-ctx.Done() })
-	}
-}
-
-// Granting makes the queues that keys share try to grant, as if their last calls had been granted.
-func (p Probe) Granting() {
-	for i := range p.queues {
-		p.queues[i].refusing = false
-	}
-}
-
-// Unused backdates the last use of a row's queue.
-func (p Probe) Unused(row decide.Row, since time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.mark(row).used = time.Now().Add(-since)
-}
-
-// Idle reports whether no call waits for a row.
-func (p Probe) Idle(row decide.Row) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	q := p.rows[row]
-	return q == nil || q.calls == nil || q.calls.Idle()
 }
 
 // Waits returns the row that a call waits for; nil for none.

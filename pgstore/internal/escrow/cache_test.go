@@ -1,7 +1,6 @@
 package escrow_test
 
 import (
-	"math"
 	"runtime"
 	"strconv"
 	"sync"
@@ -42,17 +41,6 @@ func newMemory(t *testing.T) *memory {
 		},
 	})
 	return m
-}
-
-// newCounting is a memory that counts how often it is time to prefetch.
-func newCounting(t *testing.T) (m *memory, prefetched *int) {
-	m, prefetched = newMemory(t), new(int)
-	m.at = time.Now() // what is scarce is so until an instant of the machine's clock
-	m.Cache = escrow.New(escrow.Config{
-		Lasts: time.Second, Clock: m.now, GiveBack: func([]escrow.Return) {},
-		Prefetch: func(*escrow.Entry) { *prefetched++ },
-	})
-	return m, prefetched
 }
 
 func (m *memory) now() time.Time {
@@ -375,157 +363,6 @@ func TestOrderOfFewCalls(t *testing.T) {
 	e.Contended()
 	if n := order(); n < 9 {
 		t.Errorf("got %v after a call that met others, want most of what it took", n)
-	}
-}
-
-// What is prefetched is whole tokens, so that calls for whole ones leave nothing.
-func TestOrderOfWholeTokens(t *testing.T) {
-	m := newMemory(t)
-	e := m.of(plain)
-	e.CountDemand(101, 100)
-	if o := e.Plan(0, 1); o.Count != 727 {
-		t.Errorf("got %v, want the whole ones of 727.2", o.Count)
-	}
-}
-
-// A wait for the row does not count as time in which nothing was wanted, unless it is long.
-func TestOrderAfterAWait(t *testing.T) {
-	for wait, want := range map[time.Duration]bool{0: true, 1500 * time.Millisecond: true, 5 * time.Second: false} {
-		m := newMemory(t)
-		e := m.of(plain)
-		e.CountDemand(100, 100)
-		m.pass(500 * time.Millisecond)
-		before := e.Plan(0, 1)
-		m.pass(wait)
-		e.CountDemand(1, 1)
-		if after := e.Plan(0, 1); (after.Count >= before.Count) != want {
-			t.Errorf("after %v: got %v, want as much as before, %v: %v", wait, after.Count, before.Count, want)
-		}
-	}
-}
-
-// A wait for the row begins when the tokens run out, also if more had been ordered before.
-func TestOrderAfterTokensRanOut(t *testing.T) {
-	after := func(wait time.Duration) float64 {
-		m := newMemory(t)
-		e := m.of(plain)
-		e.CountDemand(100, 100)
-		m.pass(200 * time.Millisecond)
-		m.bring(e, 10)
-		o := m.order(e)
-		m.want(plain, 10, true)
-		m.want(plain, 1, false)
-		m.pass(wait)
-		e.CountDemand(0, 0) // it goes on
-		o.Receive(m.lease(1))
-		m.want(plain, 1, true)
-		return m.order(e).Count
-	}
-	if now, late := after(0), after(700*time.Millisecond); now != late {
-		t.Errorf("got %v after a wait, and %v without", late, now)
-	}
-}
-
-// An order is for what is used before it arrives, too, by how long they took lately. It is given a
-// quarter of their time before the tokens run out, and before that as long as a statement takes
-// from its turn at the row on. The wait for the turn does not count: were all processes to order
-// as much sooner, all would wait, and none would have its tokens any earlier.
-func TestOrderMeanwhile(t *testing.T) {
-	for name, test := range map[string]struct {
-		wait         time.Duration // of 400 ms until the order arrives
-		enough, less float64       // left of 100 tokens
-	}{
-		"at once": {0, 55, 45},
-		"in turn": {400 * time.Millisecond, 35, 24},
-	} {
-		t.Run(name, func(t *testing.T) {
-			m, prefetched := newCounting(t)
-			e := m.of(plain)
-			e.CountDemand(100, 100)
-			m.pass(500 * time.Millisecond)
-			o := e.Plan(0, 1)
-			m.pass(test.wait)
-			lease := m.lease(100)
-			m.pass(400*time.Millisecond - test.wait)
-			e.CountDemand(0, 0)
-			o.Receive(lease)
-			if more := e.Plan(0, 1); more.Count < 119 || more.Count > 121 { // of 200 a second, 0.2 s take 40 of those 100
-				t.Errorf("got %v, want about 120", more.Count)
-			}
-			m.want(plain, 100-test.enough, true)
-			if *prefetched != 0 {
-				t.Errorf("more is prefetched when %v of 100 are left", test.enough)
-			}
-			m.want(plain, test.enough-test.less, true)
-			if *prefetched != 1 {
-				t.Errorf("nothing is prefetched when %v of 100 are left", test.less)
-			}
-		})
-	}
-}
-
-// However much was ordered, the next order is given no sooner than what is needed tells.
-func TestOrderOfMuchIsFollowedLate(t *testing.T) {
-	m, prefetched := newCounting(t)
-	e := m.of(plain)
-	e.CountDemand(100, 100)
-	m.pass(500 * time.Millisecond)
-	o := e.Plan(0, 1)
-	e.CountDemand(0, 0)
-	o.Receive(m.lease(360)) // of 200 a second
-	m.want(plain, 300, true)
-	if *prefetched != 0 {
-		t.Error("more is prefetched when 60 are left, for 0.3 s")
-	}
-	m.want(plain, 20, true)
-	if *prefetched != 1 {
-		t.Error("nothing is prefetched when 40 are left, for 0.2 s")
-	}
-}
-
-// Tokens that are held count for as long as they last only, so more is ordered before they end,
-// however many they are. From a row that is full again in no time twice as much is ordered.
-func TestOrderBeforeTheEnd(t *testing.T) {
-	for _, test := range []struct {
-		row  float64 // tokens that it has
-		age  time.Duration
-		want float64 // of 200 a second, of which 200 are held
-	}{
-		{row: 500, age: 0, want: 0},
-		{row: 500, age: 700 * time.Millisecond, want: 120},
-		{row: 900, age: 0, want: 0},
-		{row: 900, age: 700 * time.Millisecond, want: 300},
-	} {
-		m := newMemory(t)
-		e := m.of(plain)
-		e.CountDemand(200, 100)
-		m.pass(time.Second)
-		o, lease := e.Plan(0, 1), m.lease(200)
-		e.CountDemand(0, 0)
-		lease.After.Value = test.row
-		o.Receive(lease)
-		m.pass(test.age)
-		e.CountDemand(200*test.age.Seconds(), 1)
-		if o := e.Plan(0, 1); math.Abs(o.Count-test.want) > 1 {
-			t.Errorf("%+v: got %v", test, o.Count)
-		}
-	}
-}
-
-// From a row that is known to have next to nothing nothing is prefetched, until it has come in.
-func TestOrderOfLittle(t *testing.T) {
-	m := newMemory(t)
-	e := m.of(plain)
-	e.CountDemand(100, 100)
-	o, lease := m.order(e), m.lease(1)
-	lease.After.Value = 1
-	o.Receive(lease)
-	if o := e.Plan(0, 1); o.Count != 0 {
-		t.Errorf("got %v, want nothing", o.Count)
-	}
-	m.pass(50 * time.Millisecond)
-	if o := e.Plan(0, 1); o.Count == 0 {
-		t.Error("got nothing when 5 have come in")
 	}
 }
 

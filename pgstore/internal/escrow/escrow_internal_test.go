@@ -46,26 +46,3 @@ func TestRulesOfKinds(t *testing.T) {
 		})
 	}
 }
-
-// Others that were met at the row count for a second, or for twice as long as tokens last, however
-// few the calls are meanwhile: as long as they are there, nobody is to wait for a transaction that
-// takes from the row.
-func TestDemandAfterAMeeting(t *testing.T) {
-	for lasts, longest := range map[time.Duration]time.Duration{100 * time.Millisecond: time.Second, time.Second: 2 * time.Second} {
-		var d demand
-		at := func(since time.Duration) moment { return moment{mono: time.Hour + since} }
-		d.add(1, 1, at(0), lasts)
-		if d.enough(at(0)) {
-			t.Error("a call that met nobody is enough")
-		}
-		d.contend(at(0), lasts)
-		for since := time.Duration(0); since < longest; since += lasts / 2 {
-			if d.add(1, 1, at(since), lasts); !d.enough(at(since)) || d.want(0, at(since), lasts) < 1 {
-				t.Errorf("tokens for %v: %v after a meeting, nothing is wanted any more", lasts, since)
-			}
-		}
-		if d.add(1, 1, at(longest), lasts); d.enough(at(longest)) {
-			t.Errorf("tokens for %v: it is enough still, %v after a meeting", lasts, longest)
-		}
-	}
-}

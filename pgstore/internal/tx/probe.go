@@ -17,6 +17,3 @@ func (r *Runner) Contend(rows ...decide.Row) (locks []int64) {
 	}
 	return locks
 }
-
-// Contended returns at how many rows other processes were met lately. It is for tests.
-func (r *Runner) Contended() (n int) { return r.contention.Len() }
