@@ -58,7 +58,8 @@ type Config struct {
 
 	// Portable keeps every statement to the SQL that a PostgreSQL with distributed tables (Citus)
 	// accepts. Calls for one limit and key that arrive while a statement for them is under way share
-	// the next one. Calls for several limits, limits with shards, and checks do not.
+	// the next one. While many calls are under way, those for other keys of the same Citus shard
+	// share it too. Calls for several limits, limits with shards, and checks do not.
 	//
 	// AllowFunc and its like run at READ COMMITTED, since nodes do not serialize with each other. A
 	// decision on its own waits for a locked row, on one connection for each such row, and its error

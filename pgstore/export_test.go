@@ -3,6 +3,7 @@ package pgstore
 import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/engine"
 )
 
 // Queued is how many transactions wait for their turn before they begin.
@@ -24,3 +25,6 @@ func (s *Store) Meet(requests ...ratelimit.Request) (locks []int64) {
 	}
 	return s.runner.Contend(rows...)
 }
+
+// UnderWay is how many calls on their own are under way.
+func (s *Store) UnderWay() int64 { return engine.Probe{Engine: s.engine}.UnderWay() }

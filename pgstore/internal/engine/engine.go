@@ -12,7 +12,8 @@
 // On plain PostgreSQL none of them waits for a row that another transaction has locked: such rows
 // are passed over, and their calls go on in a queue for that row alone, which waits for it. Later
 // calls for the row join that queue at once. Where tables are distributed nothing can be passed
-// over, so each row has such a queue from the beginning.
+// over, so each row has such a queue from the beginning. While many calls are under way, those for
+// rows of one part of the table first share a statement.
 package engine
 
 import (
@@ -49,9 +50,10 @@ type Engine struct {
 	seed   maphash.Seed
 	queues [queues]queue
 
-	mu   sync.Mutex
-	rows map[decide.Row]*queue
-	many int // above this number of rows, idle queues are deleted
+	mu    sync.Mutex
+	rows  map[decide.Row]*queue
+	many  int // above this number of rows, idle queues are deleted
+	parts parts
 }
 
 // Memory is a layer above the engine that holds tokens of rows. Grants take tokens for it.
@@ -134,6 +136,9 @@ const queues = 2
 // New returns an engine. With observed it measures how long calls wait.
 func New(c *conn.Conn, t *table.Table, k *known.Known, observed bool) *Engine {
 	e := &Engine{Conn: c, table: t, known: k, observed: observed, seed: maphash.MakeSeed(), rows: make(map[decide.Row]*queue), many: manyRows}
+	if c.Pool != nil {
+		e.parts.alone = int64(c.Pool.Config().MaxConns / 2)
+	}
 	for i := range e.queues {
 		q := &e.queues[i]
 		q.calls = e.newQueue(func(ctx context.Context, tickets []*Ticket) { e.serve(ctx, q, tickets, nil) })
@@ -160,7 +165,8 @@ func (e *Engine) Decide(ctx context.Context, w *watch.Watch, p *Pending) (rateli
 		return ratelimit.Result{}, e.Fault("decide", err)
 	}
 	p.began = w.Start()
-	if _, err := e.queueFor(p).Do(ctx, p); err != nil {
+	defer e.parts.underWay.Add(-1)
+	if _, err := e.queueFor(p, e.parts.underWay.Add(1)).Do(ctx, p); err != nil {
 		if row := p.locked.Load(); row != nil {
 			return ratelimit.Result{}, e.Locked(row.Name, err)
 		}
@@ -173,9 +179,9 @@ func (e *Engine) Decide(ctx context.Context, w *watch.Watch, p *Pending) (rateli
 }
 
 // queueFor returns the queue in which a call is decided: the queue of a locked row if the call needs
-// one, or else a queue that keys share. On a distributed table it is the queue of the call's row, or
-// a new queue for a call with several rows.
-func (e *Engine) queueFor(p *Pending) *batch.Queue[*Pending] {
+// one, or else a queue that keys share. On a distributed table it is the queue of the call's row or of
+// its part, or a new queue for a call with several rows. underWay is the number of calls under way.
+func (e *Engine) queueFor(p *Pending, underWay int64) *batch.Queue[*Pending] {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	call := &p.Call
@@ -188,7 +194,7 @@ func (e *Engine) queueFor(p *Pending) *batch.Queue[*Pending] {
 	case p.Check || len(call.Demands) > 1 || call.Sharded():
 		return e.newQueue(func(ctx context.Context, tickets []*Ticket) { e.serve(ctx, new(queue), tickets, nil) })
 	}
-	return e.queueOf(decide.Row{Key: call.Demands[0].KeyOf()})
+	return e.queueOnNode(p, underWay)
 }
 
 // serve decides the calls of a queue. Calls whose row is locked move to the queue of that row. await

@@ -35,7 +35,7 @@ func (e *Engine) grant(ctx context.Context, tickets []*Ticket, await *awaited) (
 			defer await.seat.Leave()
 			return e.grantInTurn(ctx, grants)
 		}
-		return e.table.Decider().Grant(ctx, e.Pool, grants, false, e.Clock())
+		return e.decider(await).Grant(ctx, e.Pool, grants, false, e.Clock())
 	}
 	gone := false
 	if extra {

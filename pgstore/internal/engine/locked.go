@@ -67,7 +67,7 @@ func (e *Engine) lock(ctx context.Context, tickets []*Ticket, before *decide.Sna
 			return snapshot.Changes(), nil
 		},
 	}
-	if err := e.table.Decider().Decide(ctx, e.Pool, &d, e.Clock()); err != nil {
+	if err := e.decider(await).Decide(ctx, e.Pool, &d, e.Clock()); err != nil {
 		if conn.TimedOut(err) && await != nil {
 			for _, t := range tickets {
 				t.Value.locked.Store(await.rowOrNil())

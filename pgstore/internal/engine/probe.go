@@ -36,3 +36,6 @@ func awaitedRow(row *decide.Row) *awaited {
 	}
 	return &awaited{row: *row}
 }
+
+// UnderWay returns the number of calls under way.
+func (p Probe) UnderWay() int64 { return p.parts.underWay.Load() }

@@ -34,11 +34,12 @@ const manyRows = 64
 type awaited struct {
 	row  decide.Row
 	seat *conn.Seat // nil on a distributed table, on which every statement waits
+	part bool       // no row: the calls are for rows of a part of a distributed table
 }
 
 // rowOrNil returns the row; nil for none.
 func (a *awaited) rowOrNil() *decide.Row {
-	if a == nil {
+	if a == nil || a.part {
 		return nil
 	}
 	return &a.row
@@ -131,6 +132,11 @@ func (e *Engine) requeue(tickets []*Ticket) {
 	for _, t := range tickets {
 		row := *t.Value.locked.Load()
 		e.mark(row)
+		if !e.table.PassesOver() { // nor need the row be locked
+			t.Value.locked.Store(nil)
+			e.queueOf(row).Join(t)
+			continue
+		}
 		e.queueForLocked(row, t.Value).Join(t)
 	}
 }
@@ -172,7 +178,7 @@ func (e *Engine) serveLocked(ctx context.Context, row decide.Row, tickets []*Tic
 		_ = w.Attempt(ctx, func(s *conn.Seat) error { // if ctx is over no caller is left
 			var await *awaited
 			if s != nil {
-				await = &awaited{row, s}
+				await = &awaited{row: row, seat: s}
 			}
 			left = e.decideAll(ctx, tickets, true, await)
 			return nil

@@ -6,6 +6,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 // Decider makes decisions on their own, in transactions of their own: either with all that
@@ -28,6 +30,13 @@ type Decider interface {
 // PassesOver reports whether decisions on their own pass over rows that other transactions have
 // locked. On a distributed table they wait for them.
 func (t *Table) PassesOver() bool { return !t.distributed }
+
+// Part returns the Decider for rows of one part of a distributed table. Its Grant waits only shortly: if
+// a row stays locked, nothing is taken, and the error is lock_not_available. Its Decide finds no row.
+func (t *Table) Part() Decider { return partTable{distributedTable{t}} }
+
+// InParts reports whether the Decider of a part can grant from limits of d's kind.
+func (t *Table) InParts(d *bucket.Definition) bool { return t.of(d).parts != nil }
 
 // Level returns the isolation level of transactions that take for a caller's function. Nodes of a
 // distributed database do not serialize with each other: at SERIALIZABLE one of them may fail at COMMIT

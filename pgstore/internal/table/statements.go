@@ -71,6 +71,7 @@ type kind struct {
 	give                                statement[*Give]
 	grant, grantInTurn                  statement[*Grant]
 	grantMany, prefetch, prefetchInTurn statement[*many]
+	parts                               map[int]string // grants of several rows of one part of a distributed table, by their number
 }
 
 // kinds returns all kinds by their names, which definitions use.
@@ -81,12 +82,12 @@ func kinds(in func(folder string) texts) map[string]*kind {
 			must: with(bucket["take_must"], bucketMust),
 			take: with(bucket["take"], bucketTake), takeBare: with(bucket["take_bare"], bucketTake), takeLean: with(bucket["take_lean"], bucketLean), give: with(bucket["give"], bucketGive),
 			grant: with(bucket["grant"], bucketGrant), grantInTurn: with(bucket["grant_in_turn"], bucketGrant),
-			grantMany: with(bucket["grant_many"], bucketMany),
-			prefetch:  with(bucket["prefetch_many"], bucketPrefetch), prefetchInTurn: with(bucket["prefetch_many_in_turn"], bucketPrefetch),
+			grantMany: with(bucket["grant_many"], bucketMany), parts: partTexts(bucket["grant_part"], bucketRow),
+			prefetch: with(bucket["prefetch_many"], bucketPrefetch), prefetchInTurn: with(bucket["prefetch_many_in_turn"], bucketPrefetch),
 		},
 		"window": {
 			must: with(window["take_must"], windowMust),
-			take: with(window["take"], windowTake), give: with(window["give"], windowGive),
+			take: with(window["take"], windowTake), give: with(window["give"], windowGive), parts: partTexts(window["grant_part"], windowRow),
 			grant: with(window["grant"], bucketGrant), grantInTurn: with(window["grant_in_turn"], bucketGrant),
 			grantMany: with(window["grant_many"], bucketMany),
 			prefetch:  with(bucket["prefetch_many"], bucketPrefetch), prefetchInTurn: with(bucket["prefetch_many_in_turn"], bucketPrefetch),

@@ -33,7 +33,7 @@ type Table struct {
 	common, maintenance texts
 	inflight            texts // of limits of how many at once
 	kinds               map[string]*kind
-	schema              string // of the table; "" for the search_path's
+	name, schema        string // of the table; the schema is "" for the search_path's
 	distributed         bool
 	silence             time.Duration
 	noTurns             atomic.Bool          // the role may not use advisory locks
@@ -52,7 +52,7 @@ func New(schema string, distributed bool, silence time.Duration) *Table {
 	in := textsFor(name.Sanitize(), distributed)
 	return &Table{
 		common: in("common"), maintenance: in("maintenance"), inflight: in("inflight"), kinds: kinds(in),
-		schema: schema, distributed: distributed, silence: silence,
+		name: name.Sanitize(), schema: schema, distributed: distributed, silence: silence,
 	}
 }
 
