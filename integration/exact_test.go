@@ -38,7 +38,7 @@ func newLimit(d bucket.Definition) limit {
 	}
 	if d.Every != 0 {
 		l.edges, l.slack = edgesByDay(d), (26 * time.Hour).Microseconds()
-		if d.Every <= 2*ratelimit.Day {
+		if d.Every < ratelimit.Week {
 			l.slack = (3 * time.Hour).Microseconds()
 		}
 	}

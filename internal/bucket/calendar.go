@@ -86,10 +86,10 @@ func (d *Definition) after(z *zone, k, n int64) int64 {
 }
 
 // slack returns how long after an edge a row's ts still counts as that edge: a zone further behind
-// may have written it. For one day and two the slack covers summer time only: it must not reach
-// halfway to the next edge, or two anchors in turn would each count.
+// may have written it. Below a week the slack covers summer time only: an anchor that moves by a day each
+// day would refill each window a day early.
 func (d *Definition) slack() int64 {
-	if d.Every <= 2*Day {
+	if d.Every < Week {
 		return (3 * time.Hour).Microseconds()
 	}
 	return zones.Microseconds()

@@ -42,17 +42,40 @@ func TestCalendarTwoVersions(t *testing.T) {
 	}
 }
 
-// A row stands on an edge for as long after it as time zones are apart, and one day and two for
+// An anchor that moves on by a day each day refills no more often than one that stays.
+func TestCalendarMovesEachDay(t *testing.T) {
+	for days := 1; days < 7; days++ {
+		now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+		var state bucket.State
+		granted := 0.0
+		for hour := range 60 * 24 {
+			d := definition(FixedWindow{Name: "quota", Rate: 1, Every: Unit(days) * Day, Anchor: Date{Year: 2026, Month: 1, Day: 1 + hour/24}})
+			if hour == 0 {
+				state = d.Fresh("", now)
+			}
+			n := d.Refill(state, now).Value
+			state, _ = d.Take(state, now, n, 0)
+			granted += n
+			now = now.Add(time.Hour)
+		}
+		if granted > float64(60/days) {
+			t.Errorf("%d days: granted %v quotas in 60 days", days, granted)
+		}
+	}
+}
+
+// A row stands on an edge for as long after it as time zones are apart, and below a week for
 // summer time. A microsecond later the next edge does not count, and the row's instant stays.
 func TestCalendarSlack(t *testing.T) {
 	day := definition(FixedWindow{Name: "quota", Rate: 100, Every: Day})
 	twoDays := definition(FixedWindow{Name: "quota", Rate: 100, Every: 2 * Day})
-	threeDays := definition(FixedWindow{Name: "quota", Rate: 100, Every: 3 * Day})
+	sixDays := definition(FixedWindow{Name: "quota", Rate: 100, Every: 6 * Day})
+	week := definition(FixedWindow{Name: "quota", Rate: 100, Every: Week})
 	for _, tt := range []struct {
 		d     *bucket.Definition
 		slack time.Duration
 	}{
-		{monthly(1), 26 * time.Hour}, {threeDays, 26 * time.Hour}, {twoDays, 3 * time.Hour}, {day, 3 * time.Hour},
+		{monthly(1), 26 * time.Hour}, {week, 26 * time.Hour}, {sixDays, 3 * time.Hour}, {twoDays, 3 * time.Hour}, {day, 3 * time.Hour},
 	} {
 		edge := tt.d.Fresh("", time.Date(2026, 6, 10, 12, 0, 0, 0, time.UTC)).TS
 		next, last := tt.d.Next(edge), tt.d.Next(tt.d.Next(edge))

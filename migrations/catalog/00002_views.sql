@@ -60,11 +60,11 @@ END;
 
 -- The number of the edge that a row with that instant has had: the last one up to it, or if it does
 -- not stand on that, the first one after it, which does not count. It stands on one for as long after
--- it as time zones are apart, and of one day and two for summer time.
+-- it as time zones are apart, and below a week for summer time.
 -- +goose StatementBegin
 CREATE FUNCTION rate_limits_had(every text, zone text, anchor date, "time" text, instant bigint) RETURNS bigint LANGUAGE sql IMMUTABLE
 BEGIN ATOMIC
-SELECT n + CASE WHEN instant - rate_limits_edge(every, zone, anchor, "time", n) > CASE WHEN every ~ '^([12] )?days?$' THEN 10800000000 ELSE 93600000000 END
+SELECT n + CASE WHEN instant - rate_limits_edge(every, zone, anchor, "time", n) > CASE WHEN every ~ '^([1-6] )?days?$' THEN 10800000000 ELSE 93600000000 END
     THEN 1 ELSE 0 END
 FROM rate_limits_edges(every, zone, anchor, "time", instant) AS n;
 END;

@@ -387,10 +387,10 @@ BEGIN
 END
 $body$;
 
--- For how long after an edge a row stands on it: as long as time zones are apart, and of one day and two
+-- For how long after an edge a row stands on it: as long as time zones are apart, and below a week
 -- for summer time.
 CREATE FUNCTION @schema@.rate_limit_standing(d @schema@.rate_limit_request) RETURNS interval LANGUAGE sql IMMUTABLE AS $body$
-	SELECT CASE WHEN d.every ~ '^([12] )?days?$' THEN interval '3 hours' ELSE interval '26 hours' END
+	SELECT CASE WHEN d.every ~ '^([1-6] )?days?$' THEN interval '3 hours' ELSE interval '26 hours' END
 $body$;
 
 -- The number of the edge that a row has had, as rate_limits_had, and the next one.
