@@ -87,7 +87,7 @@ func (k *Renewers) Keep(ctx context.Context, store Store, permit ratelimit.Permi
 	if do == nil {
 		return &ratelimit.FieldError{Limit: permit.InFlight.Name, Field: "Func", Value: nil, Reason: "must not be nil"}
 	}
-	if !now().before(permit.Ends()) { // the permit was read or waited for; it may still be held
+	if !now().before(permit.Ends()) { // its lease seems over here, but the permit may still be held
 		renewed, err := store.Renew(ctx, permit)
 		if err != nil {
 			return err
@@ -222,7 +222,8 @@ func (k *renewer) renewOnce(ctx context.Context) error {
 	return nil
 }
 
-// release releases the permit. It returns an error if the permit was lost during the work.
+// release releases the permit. It returns ErrLeaseLost if the permit was lost and the holder has
+// released nothing.
 func (k *renewer) release(ctx context.Context) error {
 	k.mu.Lock()
 	gone := k.gone

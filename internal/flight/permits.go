@@ -14,8 +14,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// mostKeys is how many keys are remembered, beside those with permits that are held or waited for
-// in this process.
+// mostKeys is the number of keys from which idle ones are forgotten.
 const mostKeys = 16384
 
 // IdleFor is how long a permit must have been free before its row is deleted.
@@ -40,14 +39,14 @@ type Permits struct {
 
 // keyState holds what a process knows of a key's permits.
 type keyState struct {
-	looked bool               // free was read, so an empty list means that none is free
+	looked bool               // false if no permit was read or tried yet; then one is picked at random
 	free   []Choice           // permits seen free; the last is tried next
 	away   map[int]mark       // permits that this process tries or holds
 	line   list.List          // of *Waiter, in the order in which they came
 	asking int                // permits that callers outside of the line ask for; they may have to join it
 	turns  map[int]time.Time  // since when each permit is handed on in this process
 	look   time.Time          // when the first in line looks again
-	others time.Time          // until this instant other processes may collect
+	others time.Time          // until this instant only other processes may collect
 	newest ratelimit.InFlight // the limit of the newest caller
 }
 
@@ -148,9 +147,9 @@ func (k *keyState) holds(limit ratelimit.InFlight) ratelimit.InFlight {
 	return limit
 }
 
-// Choose returns a permit below limit to try. No other caller here gets it until [Permits.Taken],
-// [Permits.Missed] or [Permits.Freed]. Without any knowledge of the key it picks one at random. It
-// returns false if none is known to be free; then the caller must look.
+// Choose returns a permit below limit to try. Until its outcome is noted, for [attempt] at most, no
+// other caller here gets it. If nothing is known of the key, Choose picks a permit at random. It
+// returns false if it has none to try; then the caller must look.
 func (s *Permits) Choose(key decide.Key, limit int, now time.Time) (Choice, bool) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
@@ -172,8 +171,8 @@ func (s *Permits) Choose(key decide.Key, limit int, now time.Time) (Choice, bool
 	return Choice{}, false
 }
 
-// ChooseAll returns n permits to try, chosen as by Choose. If fewer are known to be free it returns
-// none.
+// ChooseAll returns n permits below limit that were seen free, to try as those of Choose. If fewer
+// were seen it returns none.
 func (s *Permits) ChooseAll(key decide.Key, n, limit int, now time.Time) []Choice {
 	k := s.locked(key)
 	defer s.mu.Unlock()
@@ -307,8 +306,8 @@ type place struct {
 func (w *Waiter) Several() bool { return len(w.places) > 1 || w.places[0].asked.N > 1 }
 
 // Arrive returns a Waiter, which must [Permits.Leave]. asks reports whether it asks for its permits
-// at once; otherwise it is in line. While the line is empty, as many callers ask at once as there
-// are permits. More would be refused, and later callers that ask would overtake them.
+// at once; otherwise it is in line. While the line is empty, callers ask at once for as many
+// permits as the limit has. More would be refused, and later callers that ask would overtake them.
 //
 // All lines are in one order of arrival, so two Waiters in two lines have the same order in both.
 func (s *Permits) Arrive(wants ...ratelimit.PermitRequest) (w *Waiter, asks bool) {

@@ -3,10 +3,10 @@
 -- The verbs of a limit as SQL functions, for programs that are not in Go, triggers and psql.
 -- Made from the statements of pgstore/internal/table by go test ./pgstore/internal/table -run Functions -write.
 --
--- Each runs with the rights of its owner, who needs SELECT, INSERT and UPDATE on rate_limits,
--- and SELECT on rate_limit_definitions for those by name; nobody else may call one until it is
--- granted. They name the schema in which rate_limits is found now; the catalog must be in the
--- same, and may be made later. A result only grows: read its fields by their names.
+-- Each runs with the rights of its owner, who needs SELECT, INSERT, UPDATE and DELETE on
+-- rate_limits, and SELECT on rate_limit_definitions for those by name. Nobody else may call one
+-- until it is granted. They name the schema in which rate_limits is found now. The catalog must be
+-- in the same schema, and may be made later. A result only grows: read its fields by their names.
 
 -- +goose StatementBegin
 DO $migration$
@@ -92,8 +92,8 @@ CREATE TYPE @schema@.rate_limit_permits AS (
 COMMENT ON TYPE @schema@.rate_limit_permits IS
 	'Several permits of a limit of how many at once, which are held together: as rate_limit_permit, with the numbers and fences of all.';
 
--- The statements, whose arguments are by number. In PL/pgSQL, since a session keeps their plans
--- then; those of functions in SQL are made for each call before PostgreSQL 18.
+-- The statements, with numbered arguments. They are in PL/pgSQL, whose plans a session keeps;
+-- before PostgreSQL 18 a function in SQL is planned at each call.
 
 CREATE FUNCTION @schema@.rate_limit_bucket_take(text, text, int4, float8, float8, timestamptz, float8, float8, float8, timestamptz)
 RETURNS TABLE (value float8, ts timestamptz, paused timestamptz, at timestamptz, xid text) LANGUAGE plpgsql AS $body$
@@ -299,8 +299,8 @@ CREATE FUNCTION @schema@.rate_limit_period(d @schema@.rate_limit_request) RETURN
 	SELECT extract(epoch FROM d.period)::float8 * 1000000
 $body$;
 
--- The time from one tick of a row's clock to the next; one that does not end where ticks are
--- not alike, which are edges of the calendar.
+-- The microseconds from one tick of a row's clock to the next. Edges of the calendar are not alike:
+-- by them the tick does not end.
 CREATE FUNCTION @schema@.rate_limit_tick(d @schema@.rate_limit_request) RETURNS float8 LANGUAGE sql IMMUTABLE AS $body$
 	SELECT CASE WHEN d.kind = 'token bucket' THEN 1 WHEN d.every IS NOT NULL THEN 1e17 ELSE ceil(@schema@.rate_limit_period(d) / coalesce(d.slots, 1)) END
 $body$;
@@ -336,7 +336,7 @@ BEGIN
 END
 $body$;
 
--- A number of 64 bits, with a sign and without.
+-- An unsigned number of 64 bits as a signed one.
 CREATE FUNCTION @schema@.rate_limit_signed(n numeric) RETURNS bigint LANGUAGE sql IMMUTABLE AS $body$
 	SELECT (CASE WHEN n >= 9223372036854775808 THEN n - 18446744073709551616 ELSE n END)::bigint
 $body$;
@@ -365,8 +365,8 @@ BEGIN
 END
 $body$;
 
--- The number of the last edge up to an instant: rate_limits_edges, which is planned for each call. And
--- that edge, and the next one.
+-- The number of the last edge up to an instant, that edge, and the next one. rate_limits_edges
+-- returns the number too, but is planned at each call.
 CREATE FUNCTION @schema@.rate_limit_last_edge(d @schema@.rate_limit_request, at timestamptz, OUT n bigint, OUT last timestamptz, OUT next timestamptz) RETURNS record LANGUAGE plpgsql IMMUTABLE AS $body$
 DECLARE
 	day   date := at AT TIME ZONE 'UTC';
@@ -387,13 +387,13 @@ BEGIN
 END
 $body$;
 
--- For how long after an edge a row stands on it: as long as time zones are apart, and below a week
--- for summer time.
+-- For how long after an edge a ts counts as that edge: time zones are that far apart. Below a week
+-- it covers summer time only.
 CREATE FUNCTION @schema@.rate_limit_standing(d @schema@.rate_limit_request) RETURNS interval LANGUAGE sql IMMUTABLE AS $body$
 	SELECT CASE WHEN d.every ~ '^([1-6] )?days?$' THEN interval '3 hours' ELSE interval '26 hours' END
 $body$;
 
--- The number of the edge that a row has had, as rate_limits_had, and the next one.
+-- The number of the last edge that a row has had, as by rate_limits_had, and the next edge.
 CREATE FUNCTION @schema@.rate_limit_had_edge(d @schema@.rate_limit_request, ts timestamptz, OUT n bigint, OUT next timestamptz) RETURNS record LANGUAGE plpgsql IMMUTABLE AS $body$
 DECLARE
 	last timestamptz;
@@ -406,7 +406,8 @@ BEGIN
 END
 $body$;
 
--- An edge of a window's fresh row, or of its slots, before every instant that it is asked about.
+-- An edge of a fixed window, or of a sliding window's slots, before every instant that a limit is
+-- asked about.
 CREATE FUNCTION @schema@.rate_limit_origin(name text, key text, period float8, start timestamptz) RETURNS timestamptz LANGUAGE plpgsql IMMUTABLE AS $body$
 DECLARE
 	back numeric;
@@ -543,7 +544,8 @@ BEGIN
 END
 $body$;
 
--- A settled row after n tokens were taken from it, in the slot that is so many after the newest.
+-- A settled row after n tokens were taken from it. later is for sliding windows: how many slots
+-- after the newest the slot is from which they are taken.
 CREATE FUNCTION @schema@.rate_limit_spent(d @schema@.rate_limit_request, s @schema@.rate_limit_state, n float8, later bigint) RETURNS @schema@.rate_limit_state LANGUAGE plpgsql STABLE AS $body$
 BEGIN
 	IF d.slots IS NULL THEN
@@ -556,7 +558,7 @@ BEGIN
 END
 $body$;
 
--- When the work may run for which n tokens were taken that left a row behind.
+-- When the work may run for which n tokens were taken. s is the row that the take left.
 CREATE FUNCTION @schema@.rate_limit_due(d @schema@.rate_limit_request, s @schema@.rate_limit_state, now timestamptz, n float8) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $body$
 BEGIN
 	RETURN greatest(now, s.paused, CASE
@@ -565,10 +567,11 @@ BEGIN
 END
 $body$;
 
--- Sliding windows: a row has the length of a slot, how many slots the newest is after that of ts, the
--- value, and the running totals: those before the oldest slot, before the next one, and so on.
+-- Sliding windows: the array slots has the length of a slot, the number of slots from that of ts to
+-- the newest, the value, and the running totals. These are the totals before the oldest slot,
+-- before the next one, and so on.
 
--- Such a row brought to an instant.
+-- A sliding window's row brought to an instant.
 CREATE FUNCTION @schema@.rate_limit_slid(d @schema@.rate_limit_request, s @schema@.rate_limit_state, now timestamptz) RETURNS @schema@.rate_limit_state LANGUAGE plpgsql STABLE AS $body$
 DECLARE
 	width  float8 := @schema@.rate_limit_tick(d);
@@ -595,7 +598,8 @@ BEGIN
 END
 $body$;
 
--- A row with its value: the tokens in no slot, or if the newest is in the future the time until that.
+-- A sliding window's row with its value: the tokens left. If the newest slot is in the future, it
+-- is the time until that slot, as tokens below 0.
 CREATE FUNCTION @schema@.rate_limit_valued(d @schema@.rate_limit_request, s @schema@.rate_limit_state) RETURNS @schema@.rate_limit_state LANGUAGE plpgsql STABLE AS $body$
 BEGIN
 	s.value := CASE WHEN s.slots[2] > 0 THEN -@schema@.rate_limit_delayed(d, s.slots[2] * s.slots[1]) ELSE d.rate - (s.slots[cardinality(s.slots)] - s.slots[4]) END;
@@ -604,13 +608,13 @@ BEGIN
 END
 $body$;
 
--- A time in microseconds as the tokens that max_reserved counts.
+-- The tokens that come in during a time in microseconds, as max_reserved counts them.
 CREATE FUNCTION @schema@.rate_limit_delayed(d @schema@.rate_limit_request, micros float8) RETURNS float8 LANGUAGE sql IMMUTABLE AS $body$
 	SELECT round(micros) * d.rate / @schema@.rate_limit_period(d)
 $body$;
 
--- When the slot begins that is so many after the newest; or how long before that a reservation may be
--- taken that may leave the floor.
+-- When a slot begins; later is how many slots it is after the newest. With a floor below 0: from
+-- when on a reservation in that slot may be taken.
 CREATE FUNCTION @schema@.rate_limit_slot(d @schema@.rate_limit_request, s @schema@.rate_limit_state, later bigint, floor float8) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $body$
 DECLARE
 	ahead float8 := 0;
@@ -631,7 +635,7 @@ BEGIN
 END
 $body$;
 
--- The totals when the newest slot is so many later.
+-- The array of slots after the newest has moved on; later is by how many slots.
 CREATE FUNCTION @schema@.rate_limit_moved(slots float8[], later bigint, ahead float8) RETURNS float8[] LANGUAGE plpgsql IMMUTABLE AS $body$
 DECLARE
 	size integer := cardinality(slots) - 3;
@@ -641,7 +645,8 @@ BEGIN
 END
 $body$;
 
--- How many slots after the newest is the first, not before from, in which n more fit.
+-- How many slots after the newest the first slot is in which n more fit; begins is the least
+-- answer.
 CREATE FUNCTION @schema@.rate_limit_first(s @schema@.rate_limit_state, n float8, most float8, slack float8, begins bigint) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $body$
 DECLARE
 	over   float8 := s.slots[cardinality(s.slots)] + n - most - slack;
@@ -661,13 +666,13 @@ BEGIN
 END
 $body$;
 
--- How many slots after the newest begins the first one for a reservation.
+-- How many slots after the newest the first slot is that begins after the pause; 0 without a pause.
 CREATE FUNCTION @schema@.rate_limit_unpaused(s @schema@.rate_limit_state, now timestamptz) RETURNS bigint LANGUAGE sql IMMUTABLE AS $body$
 	SELECT CASE WHEN s.paused > now THEN greatest(ceil(round(date_part('epoch', s.paused - s.ts) * 1000000 - s.slots[2] * s.slots[1]) / s.slots[1]), 0)::int8 ELSE 0 END
 $body$;
 
--- A row that another definition has written in the slots of this one: tokens go to the slot in which
--- theirs ends, and a value of another kind is the tokens left.
+-- A row that another definition has written, in the slots of this one. Tokens go to the slot in
+-- which their old slot ends. If the row is of another kind of limit, its value is the tokens left.
 CREATE FUNCTION @schema@.rate_limit_adopted(d @schema@.rate_limit_request, s @schema@.rate_limit_state) RETURNS @schema@.rate_limit_state LANGUAGE plpgsql STABLE AS $body$
 DECLARE
 	width  bigint := @schema@.rate_limit_tick(d);
@@ -703,7 +708,7 @@ $body$;
 
 -- Shards: see package internal/decide, spread.go.
 
--- How many tokens to take from each of the rows, which are short if that is NULL.
+-- How many tokens to take from each of the rows; NULL if they are short.
 CREATE FUNCTION @schema@.rate_limit_spread(r @schema@.rate_limit_request, states @schema@.rate_limit_state[], now timestamptz, floor float8) RETURNS float8[] LANGUAGE plpgsql STABLE AS $body$
 DECLARE
 	n      integer := cardinality(states);
@@ -750,7 +755,8 @@ BEGIN
 END
 $body$;
 
--- The tokens of a request from the fullest of rows alone, or from the fullest first.
+-- How many tokens of a request to draw from each of the rows, the fullest first; NULL if they are
+-- short.
 CREATE FUNCTION @schema@.rate_limit_drawn(r @schema@.rate_limit_request, held float8[], floor float8) RETURNS float8[] LANGUAGE plpgsql IMMUTABLE AS $body$
 DECLARE
 	counts  float8[] := array_fill(0::float8, array[cardinality(held)]);
@@ -772,7 +778,8 @@ BEGIN
 END
 $body$;
 
--- The highest value, not below the floor, at which the rows together have the tokens above it.
+-- The highest level above which the rows together have the tokens of a request, or the floor if
+-- that is higher.
 CREATE FUNCTION @schema@.rate_limit_level(r @schema@.rate_limit_request, held float8[], floor float8) RETURNS float8 LANGUAGE sql IMMUTABLE AS $body$
 	SELECT greatest(max(l.level), floor)
 	FROM (SELECT (sum(v) OVER (ORDER BY v DESC, i) - r.count) / row_number() OVER (ORDER BY v DESC, i) AS level FROM unnest(held) WITH ORDINALITY AS u (v, i)) AS l
@@ -853,7 +860,8 @@ END
 $body$;
 
 -- The edges around now that a calendar's take receives, and beside each the first instant of a row
--- that has had it: see calendar.go. They are by the clock that decides, so none are to spare.
+-- that has had it: see calendar.go. The clock that decides is read just before the take, so one
+-- edge to spare is enough.
 CREATE FUNCTION @schema@.rate_limit_edges(d @schema@.rate_limit_request, OUT edges timestamptz[], OUT had timestamptz[]) RETURNS record LANGUAGE plpgsql AS $body$
 DECLARE
 	now    record := @schema@.rate_limit_last_edge(d, clock_timestamp());
@@ -870,8 +878,9 @@ BEGIN
 END
 $body$;
 
--- Takes by the statement that Go sends, if the row has enough; ts is NULL if not, and the row
--- is locked then. A reservation of a sliding window that must wait has none.
+-- Takes by the statement that Go sends, if the row has enough; ts is NULL if not, and the row is
+-- locked then. A sliding window's reservations have no statement, so their ts is NULL, and the row
+-- is not locked.
 CREATE FUNCTION @schema@.rate_limit_try(d @schema@.rate_limit_request, shard integer, floor float8, reserve boolean,
 	OUT value float8, OUT ts timestamptz, OUT paused timestamptz, OUT slots float8[], OUT at timestamptz) RETURNS record LANGUAGE plpgsql AS $body$
 DECLARE
@@ -909,7 +918,7 @@ EXCEPTION WHEN SQLSTATE 'RL000' THEN
 END
 $body$;
 
--- Locks a row, which is made if it is missing, full.
+-- Locks a row. A missing row is made, full.
 CREATE FUNCTION @schema@.rate_limit_locked(d @schema@.rate_limit_request, shard integer, OUT s @schema@.rate_limit_state, OUT ahead float8[], OUT at timestamptz, OUT made boolean) RETURNS record LANGUAGE plpgsql AS $body$
 DECLARE
 	l record;
@@ -944,7 +953,7 @@ BEGIN
 END
 $body$;
 
--- What a request would get of rows, and when it may run, or may be asked again.
+-- What a request would take from each of the rows, and when it may run, or may be asked again.
 CREATE FUNCTION @schema@.rate_limit_found(r @schema@.rate_limit_request, states @schema@.rate_limit_state[], now timestamptz, floor float8, reserve boolean,
 	OUT ok boolean, OUT counts float8[], OUT due timestamptz) RETURNS record LANGUAGE plpgsql STABLE AS $body$
 DECLARE
@@ -998,8 +1007,8 @@ BEGIN
 END
 $body$;
 
--- When a taking at now counts that left a row behind, which is within its tick; and when it is due. If
--- that is later it counts then.
+-- When a take counts that left the row s behind, and when it is due. It counts within the row's
+-- tick, at ts if that is later. But one that must wait, or is made in a pause, counts at once.
 CREATE FUNCTION @schema@.rate_limit_counted(d @schema@.rate_limit_request, s @schema@.rate_limit_state, n float8, INOUT at timestamptz, OUT due timestamptz) RETURNS record LANGUAGE plpgsql STABLE AS $body$
 DECLARE
 	now timestamptz := least(at, @schema@.rate_limit_reach(d, s.ts, 0) - interval '1 microsecond');
@@ -1012,7 +1021,8 @@ BEGIN
 END
 $body$;
 
--- Takes counts from rows, which it locks in their order; ok is false if one is short by then.
+-- Takes counts from rows, which it locks in their order; ok is false if one is short or paused by
+-- then.
 CREATE FUNCTION @schema@.rate_limit_taken(r @schema@.rate_limit_request, counts float8[], floor float8, reserve boolean, INOUT states @schema@.rate_limit_state[],
 	OUT ok boolean, OUT at timestamptz, OUT due timestamptz) RETURNS record LANGUAGE plpgsql AS $body$
 DECLARE
@@ -1077,7 +1087,7 @@ BEGIN
 END
 $body$;
 
--- A request with what it leaves out, if nothing is wrong with it for a verb.
+-- A request with its defaults filled in; an error if something is wrong with it for a verb.
 CREATE FUNCTION @schema@.rate_limit_sound(verb text, r @schema@.rate_limit_request) RETURNS @schema@.rate_limit_request LANGUAGE plpgsql STABLE AS $body$
 DECLARE
 	fault text := @schema@.rate_limit_fault(r);
@@ -1130,8 +1140,8 @@ BEGIN
 			USING ERRCODE = 'feature_not_supported';
 	END IF;
 
-	-- The row itself grants, or one of two shards. When it does not it is looked at, and tells what to
-	-- answer or, since the row is not as its definition writes it, what to take.
+	-- First the row itself grants, or one of two shards. Otherwise all rows are read. They tell the
+	-- refusal; or, if a row was not as its definition writes it, what to take.
 	SELECT NULL::timestamptz AS ts INTO took;
 	IF verb IN ('allow', 'reserve') AND (r.shards > 1) IS NOT TRUE THEN
 		took := @schema@.rate_limit_try(d, 0, floor, reserve);
@@ -1177,8 +1187,8 @@ BEGIN
 END
 $body$;
 
--- Gives tokens back, or takes used ones in their place: those of a sliding window out of the slot of
--- the instant at which they were taken, or if that is not told out of the oldest.
+-- Gives unused tokens back, or takes those that were used beyond the count. A sliding window gives
+-- them back to the slot of taken_at, or if that is NULL to the oldest slots.
 CREATE FUNCTION @schema@.rate_limit_back(verb text, r @schema@.rate_limit_request, used float8, taken_at timestamptz)
 RETURNS @schema@.rate_limit_result LANGUAGE plpgsql AS $body$
 DECLARE
@@ -1245,7 +1255,7 @@ BEGIN
 END
 $body$;
 
--- A settled row of a sliding window with n tokens less in its slots.
+-- A settled row of a sliding window after n tokens were removed from its slots.
 CREATE FUNCTION @schema@.rate_limit_unslotted(d @schema@.rate_limit_request, s @schema@.rate_limit_state, n float8, ahead float8[], now timestamptz, taken_at timestamptz) RETURNS @schema@.rate_limit_state LANGUAGE plpgsql STABLE AS $body$
 DECLARE
 	last  integer := d.slots + 5;
@@ -1275,7 +1285,7 @@ BEGIN
 END
 $body$;
 
--- The limit of which a caller of two must know: whether that is the second.
+-- Whether a caller of two limits must know b rather than a.
 CREATE FUNCTION @schema@.rate_limit_outweighs(a @schema@.rate_limit_result, b @schema@.rate_limit_result) RETURNS boolean LANGUAGE sql IMMUTABLE AS $body$
 	SELECT CASE
 		WHEN a.ok IS NULL OR a.ok <> b.ok THEN a.ok IS NULL OR a.ok
@@ -1284,7 +1294,7 @@ CREATE FUNCTION @schema@.rate_limit_outweighs(a @schema@.rate_limit_result, b @s
 	END
 $body$;
 
--- Requests of which those of one limit and key are one, in the order in which rows are locked.
+-- Requests in the order in which their rows are locked. Those of one limit and key are added up.
 CREATE FUNCTION @schema@.rate_limit_merged(verb text, requests @schema@.rate_limit_request[]) RETURNS @schema@.rate_limit_request[] LANGUAGE plpgsql STABLE AS $body$
 DECLARE
 	asked @schema@.rate_limit_request[];
@@ -1308,9 +1318,9 @@ BEGIN
 END
 $body$;
 
--- Takes from limits, or looks at them, up to the first that refuses, if it takes; those in mode shadow
--- refuse nothing. Each row is read as it is locked, so that what was taken in vain can be put back as it
--- was, without a savepoint, behind which strangers would fail under SERIALIZABLE; taken is those rows.
+-- Takes from limits, or looks at them. It ends at the first take that is refused; those in mode
+-- shadow refuse nothing. Each row is locked and read before the take, so that it can be put back
+-- without a savepoint, behind which others would fail under SERIALIZABLE. taken has those rows.
 CREATE FUNCTION @schema@.rate_limit_each(verb text, asked @schema@.rate_limit_request[], OUT worst @schema@.rate_limit_result, OUT taken @schema@.rate_limits[]) RETURNS record LANGUAGE plpgsql AS $body$
 DECLARE
 	takes    boolean := verb IN ('allow', 'reserve');
@@ -1369,7 +1379,7 @@ BEGIN
 	IF cardinality(asked) > 1 THEN
 		asked := @schema@.rate_limit_merged(verb, asked);
 	END IF;
-	-- What is refused by its mode is not looked at.
+	-- If a mode refuses, no row is read.
 	FOREACH r IN ARRAY asked LOOP
 		IF r.mode = 'refuse' THEN
 			r := @schema@.rate_limit_sound(verb, r);
@@ -1423,9 +1433,9 @@ BEGIN
 END
 $body$;
 
--- A request by what the catalog knows of a limit: as a program has published it, with what the
--- override for the key has, or else that for all keys. Overrides of which no limit can be made
--- are not used.
+-- A request by what the catalog knows of a limit. Each field is that of the override for the key,
+-- or else of the one for all keys, or else what a program has published. Overrides that would make
+-- an invalid limit are not used.
 CREATE FUNCTION @schema@.rate_limit_named(name text, key text, count float8, above float8 DEFAULT 0) RETURNS @schema@.rate_limit_request LANGUAGE plpgsql STABLE AS $body$
 DECLARE
 	now   timestamptz := clock_timestamp();
@@ -1475,7 +1485,8 @@ BEGIN
 END
 $body$;
 
--- How many permits the catalog says that a key has, for how long one is held, and in which mode.
+-- What the catalog says of a key's permits: how many there are, their lease, and the mode with its
+-- end.
 CREATE FUNCTION @schema@.rate_limit_named_permits(name text, key text, OUT at_once integer, OUT lease interval, OUT mode text, OUT refused_until timestamptz) RETURNS record LANGUAGE plpgsql STABLE AS $body$
 DECLARE
 	now timestamptz := clock_timestamp();
@@ -1510,7 +1521,8 @@ BEGIN
 END
 $body$;
 
--- The ID of the advisory lock of a permit, for a store of Go that names a schema, or none.
+-- The ID of a permit's advisory lock. home is the schema that a store in Go names; '' if it names
+-- none.
 CREATE FUNCTION @schema@.rate_limit_lock(home text, name text, key text, number integer) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $body$
 DECLARE
 	bytes bytea := '';
@@ -1529,7 +1541,8 @@ BEGIN
 END
 $body$;
 
--- What is granted to roles, with the definition as arguments: who may call these chooses it.
+-- The verbs that are granted to roles. Their arguments have the definition, so the caller chooses
+-- it.
 
 CREATE FUNCTION @schema@.rate_limit_allow(name text, key text, rate float8, period interval, count float8 DEFAULT 1, capacity float8 DEFAULT NULL,
 	kind text DEFAULT 'token bucket', start timestamptz DEFAULT NULL, above float8 DEFAULT 0)
@@ -1613,8 +1626,8 @@ BEGIN
 END
 $body$;
 
--- The row as it is when another definition replaces the first, with what was used kept: see change.go
--- of package internal/bucket.
+-- Writes a row anew for another definition, and keeps what was used: see change.go of package
+-- internal/bucket.
 CREATE FUNCTION @schema@.rate_limit_change(before @schema@.rate_limit_request, after @schema@.rate_limit_request)
 RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 DECLARE
@@ -1668,9 +1681,9 @@ BEGIN
 END
 $body$;
 
--- A permit is chosen at random, and only if that is not free looked for. What is tried in vain
--- stands behind a savepoint, or its holder would wait for this transaction; and what another
--- transaction is about to take or to release is passed over, by the locks that it has.
+-- A permit is tried at random. If it is not free, free ones are looked for. A try in vain is rolled
+-- back to a savepoint, or the permit's holder would wait for this transaction. Permits that other
+-- transactions are about to take or release are passed over, by their advisory locks.
 CREATE FUNCTION @schema@.rate_limit_acquire(name text, key text, at_once integer, lease interval DEFAULT '30 seconds')
 RETURNS @schema@.rate_limit_permit LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 DECLARE
@@ -1944,8 +1957,8 @@ $body$;
 
 $functions$, '@schema@', home);
 
-	-- Nobody but the owner may call one until it is granted. Default privileges may have granted
-	-- them, besides PostgreSQL to PUBLIC, of which acldefault tells.
+	-- Only the owner may call a function until it is granted. Default privileges may have granted
+	-- some, and PostgreSQL grants all to PUBLIC, as acldefault shows.
 	FOR statement IN
 		SELECT format('REVOKE ALL ON FUNCTION %s FROM %s', p.oid::regprocedure, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
 		FROM unnest(string_to_array(replace($functions$

@@ -69,8 +69,9 @@ func (f *Permits) look(ctx context.Context, look *table.PermitLook) error {
 	return c.err
 }
 
-// serve makes the operations that gathered. If permits are taken, it awaits the statement even
-// after all callers have given up. Otherwise the process would not know whether it holds them.
+// serve makes the operations that gathered. If they take permits, the statement goes on after all
+// callers have given up, for the Silence at most. Otherwise the process would not know whether it
+// holds the permits.
 func (f *Permits) serve(ctx context.Context, tickets []*ticket) {
 	if !slices.ContainsFunc(tickets, func(t *ticket) bool { return t.Value.takes() }) {
 		f.applyAll(ctx, tickets)
@@ -169,7 +170,7 @@ func (f *Permits) finish(t *ticket) {
 	f.giveBack(held(askedOf(c.op), c.op, time.Now()))
 }
 
-// lookID names what a look reads: all permits of a key, or a part of those of a limit.
+// lookID names what a look reads: all permits of a key, or the next part of those below a Limit.
 type lookID struct {
 	key    decide.Key
 	partOf int

@@ -110,7 +110,7 @@ func (c *collector) collect(ctx context.Context, r ratelimit.PermitRequest) (*ra
 		return nil, nil
 	case err != nil:
 		return nil, c.Fault("collect permits", err)
-	case col.Turn != began: // the turn is lost; or all permits are there, and a transaction was about to give one more
+	case col.Turn != began: // the turn is lost; or all permits are there, and a transaction may still give the waiter one more
 		c.abandon(began)
 	}
 	if began == 0 && col.Turn != 0 {

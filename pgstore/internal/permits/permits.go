@@ -132,8 +132,8 @@ func (f *Permits) Release(ctx context.Context, permit ratelimit.Permit) error {
 	return nil
 }
 
-// GiveBack releases a permit that its caller does not want. It returns when ctx or RollbackTime is
-// over; the release goes on.
+// GiveBack releases a permit that its caller does not want. It waits until the permit is released,
+// ctx ends or RollbackTime is over. The release then goes on.
 func (f *Permits) GiveBack(ctx context.Context, permit ratelimit.Permit) {
 	ctx, cancel := context.WithTimeout(ctx, conn.RollbackTime)
 	defer cancel()
@@ -237,7 +237,7 @@ func (f *Permits) Keep(ctx context.Context, store flight.Store, permit ratelimit
 // committed.
 func (f *Permits) Released(permit ratelimit.Permit) { f.renewers.Released(permit) }
 
-// Held returns the permits that are held of a limit's key, by their numbers.
+// Held returns the permits that are held of a limit's key, in the order of their numbers.
 func (f *Permits) Held(ctx context.Context, limit ratelimit.InFlight, key decide.Key) (held []ratelimit.Permit, err error) {
 	look := &table.PermitLook{Key: key}
 	if err := f.look(ctx, look); err != nil {

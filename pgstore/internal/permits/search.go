@@ -19,7 +19,7 @@ func (f *Permits) Acquire(ctx context.Context, limit ratelimit.InFlight, key dec
 	return f.acquire(ctx, search{limit: limit, look: table.PermitLook{Key: key}})
 }
 
-// acquire runs a search. The search has the limit that holds for a waiter, or that of the caller.
+// acquire runs a search. Its limit is the caller's, or the one that holds for a waiter.
 func (f *Permits) acquire(ctx context.Context, s search) (ratelimit.Permit, error) {
 	s.Permits = f
 	limit, key := s.limit, s.look.Key
@@ -55,7 +55,7 @@ type search struct {
 	vain  []int // numbers that were tried in vain; they are not tried again
 	asked time.Time
 
-	hidden, alone bool // see AcquireIn
+	hidden, alone bool // hidden: a permit that was tried in vain seems free; alone: see [table.PermitOp]
 }
 
 // next returns the operation that takes the next permit to try. It returns nil when none is left,

@@ -140,7 +140,7 @@ func (f *Permits) taken(op *table.PermitOp, until time.Time) {
 	}
 }
 
-// mostTries is how often a set is tried if other callers take a permit of it first.
+// mostTries bounds the attempts at a set, and at passed-over permits in a caller's transaction.
 const mostTries = 8
 
 // setSearch searches for all permits of a call.
@@ -149,7 +149,7 @@ type setSearch struct {
 	asked []ratelimit.PermitRequest
 	parts []search // one for each request
 	began time.Time
-	alone bool // try without the advisory locks of transactions: on its own always, in a transaction from the second attempt on
+	alone bool // take without the advisory locks of transactions: in a caller's transaction from the second attempt on, otherwise always
 	look  func(*table.PermitLook) error
 	take  func(*table.PermitOp) (asked bool, err error)
 }

@@ -17,8 +17,8 @@ const lookAgain = 100 * time.Millisecond
 // larger one it reads a part at a time, in turns with all processes that wait for the key.
 const mostLooked = 100
 
-// Await takes the permits of a request, and waits for them until ctx ends. Only the first in line
-// looks. The others are handed permits, or come first later.
+// Await takes the permits of a request, and waits for them until ctx ends. Of the callers in line
+// only the first looks for permits, and is handed those that are released here.
 func (f *Permits) Await(ctx context.Context, request ratelimit.PermitRequest) (ratelimit.Permit, error) {
 	w, asks := f.local.Arrive(request.Parts()...)
 	defer func() {
@@ -91,8 +91,8 @@ func (c *collector) inLine(ctx context.Context) (ratelimit.Permit, error) {
 	}
 }
 
-// pause returns after how long the first in line looks again. A waiter that collects, which is one of all
-// processes, looks again after half as long as it has collected.
+// pause returns after how long the first in line looks again. While a waiter has collected for a
+// short time it looks sooner, since only one of all processes collects.
 func (c *collector) pause(now time.Time) time.Duration {
 	wait := lookAgain/2 + rand.N(lookAgain)
 	if c.turn != 0 {

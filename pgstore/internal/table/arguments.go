@@ -29,7 +29,7 @@ type Give struct {
 	Tokens, Most float64 // the row gets up to Most tokens; if tokens are out, it gets no more than leaves room for them
 	Spent        bucket.Spent
 
-	Taken Taken // the row before it is settled
+	Taken Taken // the row as the statement left it, not refilled
 	Given bool  // Tokens are in the row; false for a row with slots, to which the caller adds them
 }
 
@@ -124,10 +124,9 @@ func (m *many) edges(around time.Time) (edges, had []time.Time) {
 	return edges, had
 }
 
-// args returns the arguments with which each statement for several rows begins. These are of each
-// row the key, the place of its definition, the shard, the count and the need; then the names of
-// the definitions. Shards are NULL if no limit has several. Needs are NULL if each row needs its
-// count.
+// args returns the arguments with which each statement for several rows begins: the key of each
+// row, the place of its definition, its shard, its count and its need; then the names of the
+// definitions. Shards are NULL if all are 0. Needs are NULL if each row needs its count.
 func (m *many) args() []any {
 	return append(make([]any, 0, 17), // 17 is the most that any statement has
 		column(m.grants, func(g *Grant) string { return g.Key.Key }), m.places,

@@ -15,9 +15,9 @@ import "time"
 // locked the row. If the snapshot does not see it, it may not have ended. That test errs if xmax is
 // a savepoint or an ID of another epoch, or if a transaction locks the row just before the write.
 // Then there is an error after the lock_timeout, and nothing has happened. (SKIP LOCKED needs
-// neither, but makes a statement for many rows slower by a sixth.) Grants turn away calls that the
-// algebra would grant in a pause, or by its tolerance. The statements that lock and write decide
-// these.
+// neither, but makes a statement for many rows slower by a sixth.) Grants turn away calls during a
+// pause, and calls that the algebra grants only by its tolerance. The statements that lock and
+// write decide these.
 
 // bucketTake returns the arguments of a take. It takes a count, and returns a row if and only if it
 // took. It reads only through the row that it conflicts with, so it leaves no predicate lock under

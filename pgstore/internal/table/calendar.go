@@ -14,8 +14,8 @@ import "time"
 // and sends other edges or writes it anew.
 
 // calendarTake returns the arguments of a bucket's take. excluded.ts is the edge before now. If
-// that edge was not sent, it is the last argument, an edge of long ago. Then a new row counts as
-// full whatever was taken from it, and the caller must read the answer as a refusal.
+// that edge was not sent, excluded.ts is the last argument, an edge of long ago. A new row with
+// that ts would count as full, so the caller must read the answer as a refusal.
 func calendarTake(c taking, now *time.Time) []any {
 	d := &c.Definition
 	at := around(now)

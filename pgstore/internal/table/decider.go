@@ -13,17 +13,17 @@ import (
 // Decider makes decisions on their own, in transactions of their own: either with all that
 // PostgreSQL can do, or on a distributed table.
 type Decider interface {
-	// Grant takes the tokens of grants from the rows that have enough for them; Taken reports
-	// which had. It passes over rows that another transaction has locked. If a lock is found
-	// when it is too late to pass over them, nothing is taken, and the error is
-	// lock_not_available. With await there is one grant, and it waits for its row, for
-	// [Awaited] at most. On a distributed table there is always one grant, and it always waits.
+	// Grant takes the tokens of grants from the rows that have enough for them; Taken reports which
+	// had. It passes over rows that another transaction has locked. If it meets a lock all the
+	// same, nothing is taken, and the error is lock_not_available. With await there is one grant,
+	// and it waits for its row, for conn.Awaited at most. On a distributed table there is always
+	// one grant, and it always waits.
 	Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, await bool, now *time.Time) error
 
-	// Decide locks rows, calls d.Decide, writes the changed rows, and commits. It passes over
-	// rows that another transaction has locked, which are not found, unless the table is
-	// distributed: then it waits for each. The error is lock_not_available if the awaited row
-	// stayed locked for [Awaited].
+	// Decide locks rows, calls d.Decide, writes the changed rows, and commits. It passes over rows
+	// that another transaction has locked, which are not found, unless the table is distributed:
+	// then it waits for each. The error is lock_not_available if the awaited row stayed locked for
+	// conn.Awaited.
 	Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now *time.Time) error
 }
 

@@ -14,8 +14,8 @@ import (
 )
 
 // distributedTable decides by the statements of callers' transactions, which change one row each,
-// and wait for it. What they cannot decide is decided here on the locked row, as the statements for
-// several rows do it.
+// and wait for it. Grants that prefetch are computed here on the locked row, as the plain
+// statements compute them.
 type distributedTable struct{ *Table }
 
 func (t distributedTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, _ bool, now *time.Time) (err error) {

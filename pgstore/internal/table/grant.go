@@ -13,7 +13,7 @@ type Grant struct {
 	Need          float64 // the tokens that the row must have to grant all calls
 
 	// For a grant that prefetches, which takes more for a lease:
-	Lasts        time.Duration // of a token bucket's lease; 0 for a grant that does not prefetch
+	Lasts        time.Duration // of a token bucket's lease; a window's ends with the window; 0 for a grant that does not prefetch
 	Lowered      float64       // the capacity to count with: lower by the tokens refilled during the lease
 	Prefetch     float64       // tokens to take besides, at most half of those left, and at most as many as may be out
 	Out          float64       // the part of Count that may still return to memory
@@ -22,7 +22,7 @@ type Grant struct {
 	// Pipelined sends a grant that waits for its row together with its COMMIT, in one round trip.
 	// Calls behind it, also in other processes, then wait for one round trip only. A caller that
 	// gives up may have taken all the same, as with any statement under way. So Pipelined is for
-	// rows that others lock no longer than that takes, and waits only a moment. Grants that
+	// rows that others lock only briefly, and waits no longer than longestTurn. Grants that
 	// prefetch are always heard to their end, and are all pipelined.
 	Pipelined bool
 

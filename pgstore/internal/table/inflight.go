@@ -306,8 +306,8 @@ func (t *Table) PrunablePermits(ctx context.Context, q Querier, name string, bef
 }
 
 // PrunePermits deletes permits of a name that have been free since before an instant: at most most,
-// or on a distributed table all. The next fence is larger even without the row, since they were
-// taken long ago.
+// or on a distributed table all. The next fence of such a permit is larger all the same, since it
+// is the instant of its take.
 func (t *Table) PrunePermits(ctx context.Context, q Querier, name string, before time.Time, most int) (deleted int64, err error) {
 	tag, err := q.Exec(ctx, t.inflight["permit_prune"], name, before, int64(most))
 	return tag.RowsAffected(), err

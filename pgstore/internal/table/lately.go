@@ -14,7 +14,7 @@ type Lately struct {
 }
 
 const (
-	mostLately = 1024 // the most rows that are remembered; then a row is noted only if one of a few others is over
+	mostLately = 1024 // the most rows that are remembered; after that, a row is noted only if a few random ones include one that is over
 	examined   = 8    // how many rows are looked at for that, at random: looking at all would hold up the callers of all rows
 )
 

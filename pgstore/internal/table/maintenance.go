@@ -10,8 +10,8 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
-// Page reads the rows of after's name that follow after, in order, at most most of them. With idle
-// it reads only rows that may be full at that instant.
+// Page reads the rows of after's name that follow after, in order; most bounds their number. With
+// idle it reads only rows that may be full at that instant.
 func (t *Table) Page(ctx context.Context, q Querier, after decide.Row, most int, idle, now *time.Time) (*Rows, error) {
 	rows, err := q.Query(ctx, t.maintenance["page"], after.Name, after.Key.Key, int32(after.Shard), int64(most), idle)
 	if err != nil {

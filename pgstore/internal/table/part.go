@@ -16,9 +16,9 @@ import (
 // nothing. Rows are in the order in which all transactions lock them, so there are no deadlocks.
 type partTable struct{ distributedTable }
 
-// partWait is the lock_timeout of a transaction for several rows. A row that a caller's transaction
-// has locked holds up the rest of its part for as long, once. Such a transaction of another process mostly
-// takes less.
+// partWait is the lock_timeout of a transaction for several rows. If a caller's transaction has
+// locked one of the rows, the rest of its part waits for that long, once. A transaction for several
+// rows of another process mostly takes less.
 const partWait = 50 * time.Millisecond
 
 func (t partTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, _ bool, now *time.Time) error {
@@ -71,8 +71,9 @@ func (t partTable) queueParts(batch *pgx.Batch, grants []Grant, now *time.Time) 
 	}
 }
 
-// inPart reports whether a statement for several rows can make a grant. Its conflict clause has no other
-// number of each row than the value for a new row, so the count must be exactly what that lacks.
+// inPart reports whether a statement for several rows can make a grant. Of each row, the conflict
+// clause knows only the value of a new row. So the capacity less that value must be exactly the
+// count.
 func (g *Grant) inPart() bool {
 	return !g.TakesExtra() && !g.never() && g.Need == g.Count && g.Definition.Capacity-(g.Definition.Capacity-g.Count) == g.Count
 }
@@ -104,8 +105,8 @@ const hasPartsSQL = `SELECT to_regproc('get_shard_id_for_distribution_column') I
 const partsSQL = `SELECT array_agg(get_shard_id_for_distribution_column($1::text::regclass, key) ORDER BY i)
 FROM unnest($2::text[]) WITH ORDINALITY AS u (key, i)`
 
-// Parts returns the parts of keys; none if the table is not distributed. A part that has moved to another
-// node is the same.
+// Parts returns the parts of keys; none if the server has no Citus. A part keeps its ID when it
+// moves to another node.
 func (t *Table) Parts(ctx context.Context, q Querier, keys []string) (parts []int64, err error) {
 	var has bool
 	if err = q.QueryRow(ctx, hasPartsSQL).Scan(&has); err == nil && has {

@@ -10,8 +10,8 @@ import (
 // mostRows is the largest number of rows of a statement. Each text costs a session 3.5 kB for a row.
 const mostRows = 64
 
-// rowsOf returns how many of n rows the next statement has. Only numbers of four leading bits have a text,
-// since a session keeps what it has prepared.
+// rowsOf returns how many of n rows the next statement has. A session keeps each text that it has
+// prepared. So only numbers whose bits after the first four are 0 have a text.
 func rowsOf(n int) int {
 	n = min(n, mostRows)
 	return n &^ (1<<max(bits.Len(uint(n))-4, 0) - 1)

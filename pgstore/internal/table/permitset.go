@@ -145,8 +145,8 @@ func (t *Table) changeEach(ctx context.Context, pool *pgxpool.Pool, set PermitSe
 	return err
 }
 
-// ChangePermitSetIn makes a set in a caller's transaction, behind a savepoint. If one operation
-// cannot be made, it rolls back to that.
+// ChangePermitSetIn makes a set in a caller's transaction, behind a savepoint. If an operation
+// cannot be made, it rolls back to the savepoint.
 func (t *Table) ChangePermitSetIn(ctx context.Context, tx Querier, set PermitSet, now *time.Time) error {
 	passes := t.distributed && set[0].take()
 	var timeout, propagate string // the transaction's
@@ -168,7 +168,7 @@ func (t *Table) ChangePermitSetIn(ctx context.Context, tx Querier, set PermitSet
 	}
 	err := tx.SendBatch(ctx, &batch).Close()
 	undone := set.undone()
-	if set[0].take() && conn.TimedOut(err) { // by itself, as pgx prepares a batch first, which fails until then
+	if set[0].take() && conn.TimedOut(err) { // in a statement of its own: pgx first prepares a batch, which fails before the rollback
 		_, err = tx.Exec(ctx, "ROLLBACK TO SAVEPOINT "+Savepoint)
 	}
 	if err != nil || !undone {
@@ -198,7 +198,7 @@ type Collection struct {
 	Limit   int
 	Wanted  int
 	Lease   time.Duration
-	From    int   // for a single permit of more than PermitPart: only so many from this number on are read, in all of a turn
+	From    int   // for one of more than PermitPart permits: the first number of the part that is read, the same in all of a turn
 	Turn    int64 // the turn's fence: 0 before the turn, and after losing it; it changes when the turn is over
 	Permits []PermitView
 	At      time.Time

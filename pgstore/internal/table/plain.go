@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
-// plainTable decides by statements for several rows, which pass over locked rows.
+// plainTable decides by statements that pass over locked rows, unless they await one.
 type plainTable struct{ *Table }
 
 func (t plainTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, await bool, now *time.Time) error {

@@ -15,8 +15,8 @@ import (
 
 // Return gives tokens of a definition back to a row from memory, with the row locked. If another
 // transaction has it locked, done is false, and the caller must try again. With await, and on a
-// distributed table, Return first waits for the row for [Awaited] at most. A missing row is full,
-// and gets nothing back. An [Unsent] error came before anything was changed.
+// distributed table, Return first waits for the row for [conn.Awaited] at most. A missing row is
+// full, and gets nothing back. An [Unsent] error came before anything was changed.
 func (t *Table) Return(ctx context.Context, pool *pgxpool.Pool, row decide.Row, d *bucket.Definition, r *bucket.Return, await bool, now *time.Time) (done bool, err error) {
 	pooled, err := acquire(ctx, pool)
 	if err != nil {

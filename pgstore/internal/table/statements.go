@@ -10,13 +10,14 @@ import (
 )
 
 // Each statement on the table is a file, which is sent as it is: only %[1]s stands for the table's
-// name, which a Config may qualify by a schema. Files in the folder plain are for tables of one
-// server, and those in distributed for distributed tables. What a statement does is said at the Go
-// that makes its arguments. Statements without the table are constants there.
+// name, which a Config may qualify by a schema, and in grant_part another %s for the rows. Files in
+// the folder plain are for tables of one server, and those in distributed for distributed tables.
+// What a statement does is said at the Go that makes its arguments. Statements without the table are
+// constants there.
 //
-// A statement with the suffix in_turn waits for its row; without it, it passes over locked rows.
-// (PostgreSQL reads a row again that changed during the wait.) Its transaction may have waited
-// before it, so it counts from statement_timestamp.
+// A grant with the suffix in_turn waits for its row; the other grants of plain tables pass over
+// locked rows. (PostgreSQL reads a row again that changed during the wait.) Its transaction may have
+// waited before it, so it counts from statement_timestamp.
 //
 //go:embed sql
 var files embed.FS
@@ -67,11 +68,11 @@ func with[T any](sql string, args func(T, *time.Time) []any) statement[T] {
 // text.
 type kind struct {
 	must                                statement[must]
-	take, takeBare, takeLean            statement[taking] // takeBare computes nothing besides, which makes it several times faster on a distributed table; takeLean: see bucketLean
+	take, takeBare, takeLean            statement[taking] // takeBare returns the state only, which makes it several times faster on a distributed table; takeLean: see bucketLean
 	give                                statement[*Give]
 	grant, grantInTurn                  statement[*Grant]
 	grantMany, prefetch, prefetchInTurn statement[*many]
-	parts                               map[int]string // grants of several rows of one part of a distributed table, by their number
+	parts                               map[int]string // grants of several rows of one part of a distributed table, by the number of rows
 }
 
 // kinds returns all kinds by their names, which definitions use.

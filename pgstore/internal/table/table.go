@@ -3,9 +3,9 @@
 // an argument, nil for the database's clock.
 //
 // The statements are for PostgreSQL 14 and later. Every parameter is cast, so that they run in all
-// of pgx's query exec modes and through PgBouncer. Those for callers' transactions also run where
-// PostgreSQL is distributed by key (Citus): they concern one row, read the clock in VALUES only,
-// and have nothing volatile or stable and no sub-select in SET and in the conflict's WHERE.
+// of pgx's query exec modes and through PgBouncer. Those for callers' transactions on a distributed
+// table (Citus) concern one row. Their INSERT reads the clock in VALUES only, and has nothing
+// volatile or stable and no sub-select in SET and in the conflict's WHERE.
 package table
 
 import (

@@ -30,8 +30,8 @@ func (t *Table) QueueTake(batch *pgx.Batch, reserve bool, c *decide.Change, now 
 	})
 }
 
-// taking returns the statement for a take, and the columns that it returns. It is the lean one,
-// unless that has turned the change away before.
+// taking returns the statement for a take, and the columns that it returns. It is the lean one if
+// the kind has one, unless the take reserves or the lean one has turned it away.
 func (k *kind) taking(reserve bool, c *decide.Change) (*statement[taking], columns) {
 	if reserve || k.takeLean.sql == "" || !c.Past.IsZero() {
 		return &k.take, all
