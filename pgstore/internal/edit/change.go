@@ -45,7 +45,7 @@ func (e *Editor) Change(ctx context.Context, tx pgx.Tx, before, after *decide.De
 
 // ChangeOwn is Change in a transaction of its own.
 func (e *Editor) ChangeOwn(ctx context.Context, before, after *decide.Demand) (status ratelimit.Status, err error) {
-	err = e.own(ctx, append(before.Rows(), after.Rows()...), func(ctx context.Context, tx pgx.Tx) (err error) {
+	err = e.transact(ctx, append(before.Rows(), after.Rows()...), func(ctx context.Context, tx pgx.Tx) (err error) {
 		status, err = e.Change(ctx, tx, before, after)
 		return err
 	})
@@ -100,7 +100,7 @@ func (e *Editor) marked(ctx context.Context, tx pgx.Tx, all []*Replacement) (som
 
 // Func runs do, which locks rows, in a transaction of the Store's own.
 func (e *Editor) Func(ctx context.Context, rows []decide.Row, do func(context.Context, pgx.Tx) error) error {
-	err := e.own(ctx, rows, do)
+	err := e.transact(ctx, rows, do)
 	for _, row := range rows {
 		e.known.Forget(row.Key) // again, now that others see it
 	}

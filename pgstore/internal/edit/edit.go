@@ -40,7 +40,7 @@ func (e *Editor) Own(ctx context.Context, call *decide.Call, do Edit) error {
 	for i := range call.Demands {
 		rows = append(rows, call.Demands[i].Rows()...)
 	}
-	err := e.own(ctx, rows, func(ctx context.Context, tx pgx.Tx) error { return do(ctx, tx, call) })
+	err := e.transact(ctx, rows, func(ctx context.Context, tx pgx.Tx) error { return do(ctx, tx, call) })
 	for i := range call.Demands {
 		e.known.Forget(call.Demands[i].KeyOf()) // again, now that others see it
 	}
@@ -50,16 +50,16 @@ func (e *Editor) Own(ctx context.Context, call *decide.Call, do Edit) error {
 // own runs do, which locks rows, in a transaction of its own. That tells rows of the tokens that
 // this process has spent from memory. A caller's transaction tells none, since it may be rolled back
 // unnoticed.
-func (e *Editor) own(ctx context.Context, rows []decide.Row, do func(context.Context, pgx.Tx) error) error {
-	told := make(map[decide.Key]bucket.Spent)
-	return e.table.Run(context.WithValue(ctx, e, told), e.Conn, table.OwnTx{
+func (e *Editor) transact(ctx context.Context, rows []decide.Row, do func(context.Context, pgx.Tx) error) error {
+	taken := make(map[decide.Key]bucket.Spent)
+	return e.table.Run(context.WithValue(ctx, e, taken), e.Conn, table.OwnTx{
 		Rows: rows,
 		Do:   do,
 		RolledBack: func() {
-			for key, spent := range told {
+			for key, spent := range taken {
 				e.memory.RestoreSpent(key, spent)
 			}
-			clear(told)
+			clear(taken)
 		},
 	})
 }
@@ -68,15 +68,15 @@ func (e *Editor) own(ctx context.Context, rows []decide.Row, do func(context.Con
 // its rows. A sliding window's row learns of none, since refunds go to their own slots, with any
 // number of tokens out.
 func (e *Editor) spent(ctx context.Context, d *bucket.Definition, key decide.Key) bucket.Spent {
-	told, own := ctx.Value(e).(map[decide.Key]bucket.Spent)
+	taken, own := ctx.Value(e).(map[decide.Key]bucket.Spent)
 	if !own || e.memory == nil || d.Slotted() {
 		return bucket.Spent{}
 	}
-	if _, done := told[key]; done {
+	if _, done := taken[key]; done {
 		return bucket.Spent{}
 	}
-	told[key] = e.memory.TakeSpent(key)
-	return told[key]
+	taken[key] = e.memory.TakeSpent(key)
+	return taken[key]
 }
 
 // Reset deletes the rows of an edit's limit and key. Rows with tokens in the memories of

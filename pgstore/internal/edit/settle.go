@@ -29,7 +29,7 @@ func (e *Editor) Settle(ctx context.Context, r *ratelimit.Receipt, used []float6
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
-	err = e.own(ctx, settlement.Rows(), func(ctx context.Context, tx pgx.Tx) error {
+	err = e.transact(ctx, settlement.Rows(), func(ctx context.Context, tx pgx.Tx) error {
 		result, err = e.settle(ctx, tx, r, &settlement)
 		return err
 	})
