@@ -3,6 +3,7 @@ package catalog_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -139,6 +140,26 @@ func TestEditorsGiveWay(t *testing.T) {
 		return set(t.Context(), tx, "b")
 	}))
 	must(t, <-made)
+}
+
+// An edit that has waited in vain for one of another limit says so.
+func TestEditorThatWaitsSaysForWhom(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	k := newKeeper(t, db, nil)
+	must(t, k.Publish(t.Context(), api))
+	k.take(t, monthly, "a", 60)
+	must(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		if _, err := k.SetTx(t.Context(), tx, "api", "a", catalog.Override{Rate: 300}); err != nil {
+			return err
+		}
+		return pgx.BeginFunc(t.Context(), db.Pool, func(other pgx.Tx) error {
+			if _, err := k.SetTx(t.Context(), other, "monthly", "a", catalog.Override{Rate: 300}); err == nil || !strings.Contains(err.Error(), "waited for a transaction that edits the catalog") {
+				t.Errorf("got %v", err)
+			}
+			return nil
+		})
+	}))
 }
 
 // Edits in one transaction lock all rows before others who edit must wait: one that waits for a row keeps

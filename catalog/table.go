@@ -24,6 +24,15 @@ var ErrNotMigrated = errors.New("catalog: the tables of the catalog are not ther
 // meanwhile.
 var errAgain = errors.New("the limit is being changed by somebody else")
 
+// errBehind is errAgain of an edit that waited for another one, of any limit.
+type errBehind struct{}
+
+func (errBehind) Error() string {
+	return "waited for a transaction that edits the catalog, perhaps another limit, and has not ended"
+}
+
+func (errBehind) Is(target error) bool { return target == errAgain }
+
 // querier is implemented by pools and transactions.
 type querier interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
@@ -372,7 +381,7 @@ func (t *table) lock(ctx context.Context, q querier) error {
 }
 
 // lockBehindRows is lock for a transaction that has locked rows. Calls wait for these meanwhile, so
-// after lockWait it returns errAgain. lockWait is less than the server's deadlock_timeout. The
+// after lockWait it returns errBehind. lockWait is less than the server's deadlock_timeout. The
 // statement restores the lock_timeout, and so does a rollback.
 const lockBehindRows = `SELECT set_config('ratelimit.lock_timeout', current_setting('lock_timeout'), true), set_config('lock_timeout', $2::text, true),
 	pg_advisory_xact_lock(hashtextextended('rate_limit_definitions', $1::text::regclass::oid::int8)),
@@ -384,7 +393,7 @@ func (t *table) lockBehindRows(ctx context.Context, tx pgx.Tx) error {
 	_, err := tx.Exec(ctx, lockBehindRows, t.definitions, lockWait)
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && (pgErr.Code == "55P03" || pgErr.Code == "57014") { // lock_not_available; query_canceled, if the lock comes in that moment
-		return errAgain
+		return errBehind{}
 	}
 	return fault("wait for those who write definitions", err)
 }

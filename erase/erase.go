@@ -53,7 +53,7 @@ WHERE t.version = (SELECT max(n.version) FROM TABLE AS n WHERE n.key = ANY ($1::
 	// One that has come as far as a key begins anew.
 	{"rate_limit_pending", byKey, []string{`UPDATE TABLE AS t SET done = NULL WHERE t.done = ANY ($1::text[])`, remove}, func(c *Counts) *int64 { return &c.Pending }},
 	{"rate_limit_refusals", byKey, []string{remove}, func(c *Counts) *int64 { return &c.Refusals }},
-	{"rate_limit_parked", byKey, []string{remove}, func(c *Counts) *int64 { return &c.Parked }},
+	{parked.Table, byKey, nil, func(c *Counts) *int64 { return &c.Parked }},
 }
 
 const (
@@ -79,15 +79,14 @@ func Count(ctx context.Context, tx pgx.Tx, schema string, keys ...string) (Count
 // writes it again, so erase after that has ended. Notes of other overrides, your own tables such as
 // River's jobs, and backups are not searched. A permit that is held is lost, and the holder's context ends.
 // A job that is parked for a key starts, since nothing would wake it for a day: cancel it first if it must not.
+// (One that River is only just putting off still waits for that day.)
 //
 // Errors are [ratelimit.ErrInvalid], also for "", the key of limits without keys, and those of
 // PostgreSQL and pgx; roll tx back after one. A set of migrations that was not applied counts 0.
 func Keys(ctx context.Context, tx pgx.Tx, schema string, keys ...string) (Counts, error) {
 	return each(ctx, tx, schema, keys, func(in func(string) string, i int) (n int64, err error) {
 		if tables[i].name == parked.Table {
-			if err := start(ctx, tx, in("TABLE"), keys); err != nil {
-				return 0, err
-			}
+			return unpark(ctx, tx, in("TABLE"), keys)
 		}
 		for _, sql := range tables[i].erase {
 			if sql == remove {
@@ -103,24 +102,25 @@ func Keys(ctx context.Context, tx pgx.Tx, schema string, keys ...string) (Counts
 	})
 }
 
-// start makes the jobs available that are parked for keys.
-func start(ctx context.Context, tx pgx.Tx, table string, keys []string) error {
-	rows, err := tx.Query(ctx, "SELECT river, array_agg(job) FROM "+table+" AS t WHERE "+byKey+" GROUP BY river", keys)
+// unpark erases the lines of keys, and makes the jobs available that were parked in them.
+func unpark(ctx context.Context, tx pgx.Tx, table string, keys []string) (n int64, err error) {
+	rows, err := tx.Query(ctx, "WITH gone AS (DELETE FROM "+table+" AS t WHERE "+byKey+" RETURNING river, job) SELECT river, array_agg(job) FROM gone GROUP BY river", keys)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	lines, err := pgx.CollectRows(rows, pgx.RowToStructByPos[struct {
 		River string
 		Jobs  []int64
 	}])
 	for i := 0; i < len(lines) && err == nil; i++ {
+		n += int64(len(lines[i].Jobs))
 		jobs, there := parked.Qualified(lines[i].River, "river_job"), false
 		err = tx.QueryRow(ctx, "SELECT to_regclass($1::text) IS NOT NULL", jobs).Scan(&there)
 		if err == nil && there {
 			_, err = tx.Exec(ctx, "UPDATE "+jobs+" SET state = 'available', scheduled_at = least(created_at, now()) WHERE id = ANY ($1::int8[]) AND (state = 'scheduled' OR state = 'available' AND scheduled_at > now())", lines[i].Jobs)
 		}
 	}
-	return err
+	return n, err
 }
 
 // each runs one step for every table that exists.

@@ -132,6 +132,10 @@ func (t *target) newer(ctx context.Context, f *found) (newer []Migration, err er
 	if len(versions) == 0 {
 		return nil, fmt.Errorf("version table %s is empty, and does not say what was applied. As the schema is: %s", t.set.VersionTable(), f.note(t.set, all, nil))
 	}
+	known := slices.DeleteFunc(slices.Clone(all), func(m Migration) bool { return m.Version > versions[len(versions)-1] })
+	if note := f.note(t.set, known, versions); note != "" {
+		return nil, fmt.Errorf("version table %s lacks a version before its newest. As the schema is: %s", t.set.VersionTable(), note)
+	}
 	for _, v := range versions {
 		if v > all[len(all)-1].Version {
 			newer = append(newer, Migration{Version: v, Name: fmt.Sprintf("version %d of a newer program", v), Applied: true, Newer: true})

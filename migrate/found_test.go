@@ -174,11 +174,18 @@ func TestVersionTableOfAnotherTime(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		var lacks []string
 		for from := range all {
-			execute(t, db.Pool, fmt.Sprintf("DELETE FROM %s.%s WHERE version_id > %d", db.Schema, set.VersionTable(), from))
+			lacks = append(lacks, fmt.Sprintf("version_id > %d", from))
+		}
+		if len(all) > 1 {
+			lacks = append(lacks, "version_id = 1")
+		}
+		for _, which := range lacks {
+			execute(t, db.Pool, fmt.Sprintf("DELETE FROM %s.%s WHERE %s", db.Schema, set.VersionTable(), which))
 			_, err := migrate.Up(t.Context(), db.Pool, cfg)
 			if err == nil {
-				t.Fatalf("%s from version %d: Up: got no error", set, from)
+				t.Fatalf("%s without %s: Up: got no error", set, which)
 			}
 			_, mend, _ := strings.Cut(err.Error(), "As the schema is: ")
 			execute(t, db.Pool, mend)
@@ -200,6 +207,18 @@ func TestVersionTableOfAnotherTime(t *testing.T) {
 	wantRefused(t, db.Pool, cfg, "drop or rename it", "rate_limits_at")
 	execute(t, db.Pool, "DROP FUNCTION "+db.Schema+".rate_limits_at(timestamptz)")
 	wantUp(t, db.Pool, cfg, views)
+
+	cfg.Set = migrations.Refusals
+	execute(t, db.Pool, "DROP TABLE "+db.Schema+".rate_limit_refusals")
+	_, err = migrate.Status(t.Context(), db.Pool, cfg)
+	if err == nil {
+		t.Fatal("Status: got no error without the table")
+	}
+	_, mend, _ = strings.Cut(err.Error(), "to apply all again, first ")
+	execute(t, db.Pool, mend)
+	if applied, err := migrate.Up(t.Context(), db.Pool, cfg); len(applied) == 0 || err != nil {
+		t.Errorf("after %q: applied %v, %v", mend, applied, err)
+	}
 }
 
 // Of a newer server, a function that stands before PostgreSQL's own says that it is old.

@@ -433,7 +433,8 @@ func (t *target) requireTable(ctx context.Context, all []Migration) error {
 	}
 	if len(f.columns) == 0 {
 		return fmt.Errorf("schema %q has the version table, but no table %s: if goose was run with a version table name "+
-			"that has a schema in it, the table went to the first schema of its search_path; move it with ALTER TABLE … SET SCHEMA", f.schema, t.table())
+			"that has a schema in it, the table went to the first schema of its search_path; move it with ALTER TABLE … SET SCHEMA. "+
+			"If the table was dropped, to apply all again, first DELETE FROM %s WHERE version_id > 0", f.schema, t.table(), f.versions(t.set))
 	}
 	for _, m := range all {
 		if m.Applied && !f.has(m) {

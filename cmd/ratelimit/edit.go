@@ -492,6 +492,8 @@ func (e *edit) change(ctx context.Context, from, to map[string]string, all bool)
 	if ok, err := e.confirmed(e.cmd, what); !ok {
 		return err
 	}
+	ctx, stop := stoppable(ctx)
+	defer stop()
 	p, changed := e.printer(e.cmd), 0
 	slices.Sort(e.keys) // the order in which rows are locked
 	for some := range slices.Chunk(e.keys, ratelimit.MaxRequests) {

@@ -1,15 +1,11 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
 	"slices"
 	"strings"
-	"syscall"
 	"text/tabwriter"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -152,16 +148,8 @@ func (m *migrating) config(set migrations.Set) *migrate.Config {
 	return &migrate.Config{Schema: m.schema, Set: set}
 }
 
-// stoppable returns a context that a signal ends, so that the error says what was waited for. The
-// second signal ends the program.
-func (m *migrating) stoppable() (context.Context, context.CancelFunc) {
-	ctx, stop := signal.NotifyContext(m.cmd.Context(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop)
-	return ctx, stop
-}
-
 func (m *migrating) up() error {
-	ctx, stop := m.stoppable()
+	ctx, stop := stoppable(m.cmd.Context())
 	defer stop()
 	count := 0
 	for _, set := range m.sets {
@@ -212,7 +200,7 @@ func (m *migrating) down() error {
 			return err
 		}
 	}
-	ctx, stop := m.stoppable()
+	ctx, stop := stoppable(m.cmd.Context())
 	defer stop()
 	undone, err := migrate.Down(ctx, m.pool, m.config(set))
 	if err != nil {

@@ -9,7 +9,9 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -74,6 +76,14 @@ func (o *options) audited(c *cobra.Command) *cobra.Command {
 // sayWho has the edits of a command say who makes them.
 func (o *options) sayWho(cmd *cobra.Command) {
 	cmd.SetContext(catalog.WithWho(cmd.Context(), cmp.Or(o.who, os.Getenv("RATELIMIT_WHO"))))
+}
+
+// stoppable returns a context that a signal ends, so that the error says what was waited for, or how
+// much was done. The second signal ends the program.
+func stoppable(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	return ctx, stop
 }
 
 // confirmed asks whether to go on with a change that cannot be undone, unless --yes says so. It

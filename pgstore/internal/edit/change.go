@@ -2,6 +2,7 @@ package edit
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
@@ -84,7 +86,7 @@ func (e *Editor) marked(ctx context.Context, tx pgx.Tx, all []*Replacement) (som
 		rows.Rows = append(rows.Rows, r.Before.Rows()...)
 	}
 	if err := e.table.Read(ctx, tx, &rows, e.Clock()); err != nil {
-		return nil, at, e.Fault("change", err)
+		return nil, at, e.faultOf(all, err)
 	}
 	for _, r := range all {
 		n := r.Before.Definition.Shards
@@ -106,6 +108,20 @@ func (e *Editor) Func(ctx context.Context, rows []decide.Row, do func(context.Co
 	return err
 }
 
+// faultOf returns an error of replacements that names their limits, and the lock if they waited for one.
+func (e *Editor) faultOf(all []*Replacement, err error) error {
+	var names []string
+	for _, r := range all {
+		if name := r.Before.KeyOf().Name; !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 1 && conn.Code(err) == conn.LockNotAvailable {
+		return e.Locked(names[0], err)
+	}
+	return e.Fault(fmt.Sprintf("change limits %q", names), err)
+}
+
 // replace makes replacements, and returns their instant.
 func (e *Editor) replace(ctx context.Context, tx pgx.Tx, all ...*Replacement) (time.Time, error) {
 	demands := make([]*decide.Demand, len(all))
@@ -114,7 +130,7 @@ func (e *Editor) replace(ctx context.Context, tx pgx.Tx, all ...*Replacement) (t
 	}
 	rows, at, err := e.lockEach(ctx, tx, demands...)
 	if err != nil {
-		return at, e.Fault("change", err)
+		return at, e.faultOf(all, err)
 	}
 	var batch pgx.Batch
 	for i, r := range all {
@@ -128,7 +144,7 @@ func (e *Editor) replace(ctx context.Context, tx pgx.Tx, all ...*Replacement) (t
 		}
 	}
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
-		return at, e.Fault("change", err)
+		return at, e.faultOf(all, err)
 	}
 	for _, r := range all {
 		e.known.Forget(r.After.KeyOf())
