@@ -176,7 +176,8 @@ type Replacement struct {
 	Marked []Marked
 	Only   bool
 
-	Cuts bool // rows are to be cut once all are marked
+	// Cuts announces a cut: once all rows are marked, a definition of less capacity than To follows.
+	Cuts bool
 }
 
 // Marked is rows that have a mark: they were measured by the first of some limits then, and have been

@@ -34,8 +34,8 @@ type Config struct {
 	Schema string
 
 	// Every is how often [Catalog.Run] looks for changes. The default is 5 seconds. A raise is
-	// complete after ten seconds, or twice the Every of the process that makes it. A process that
-	// looks more rarely may cut it back to the earlier capacity.
+	// complete after ten seconds, or after twice the Every of the process that makes it if that is
+	// longer. A process that looks more rarely may cut it back to the earlier capacity.
 	Every time.Duration
 
 	// Store changes rows as their limits are edited, so that what was used stays used, and has
@@ -45,7 +45,8 @@ type Config struct {
 	// Timeout bounds a statement without a deadline in its context. The default is 5 seconds.
 	Timeout time.Duration
 
-	// Clock, for tests, is the instant by which overrides end, in place of the database's.
+	// Clock, for tests, is the clock by which overrides end and raises are due, in place of the
+	// database's.
 	Clock func() time.Time
 
 	// Logger logs when the database does not answer and when it answers again, overrides that do
@@ -79,8 +80,8 @@ func New(pool *pgxpool.Pool, config *Config) (*Catalog, error) {
 	return c, nil
 }
 
-// NewInMemory makes a Catalog without a database, for tests beside package memstore. Changes by
-// its verbs with Tx hold at once, also if the transaction, which may be nil, is rolled back.
+// NewInMemory makes a Catalog without a database, for tests beside package memstore. Its verbs with
+// Tx make changes at once. A rollback of the transaction, which may be nil, does not undo them.
 func NewInMemory(config *Config) (*Catalog, error) {
 	c, err := newCatalog(config)
 	if err != nil {
@@ -125,7 +126,7 @@ func (c *Catalog) usable() error {
 	return nil
 }
 
-// inTx returns the catalog as tx sees it.
+// inTx returns an editor of the catalog in tx.
 func (c *Catalog) inTx(tx pgx.Tx) (editor, error) {
 	if err := c.usable(); err != nil {
 		return nil, err
@@ -223,7 +224,7 @@ func (c *Catalog) refresh(ctx context.Context) error {
 	return nil
 }
 
-// see makes a reading the one in use, and logs its rows that cannot be used.
+// see makes a reading the current one, and logs its rows that cannot be used.
 func (c *Catalog) see(ctx context.Context, r *reading, asked time.Time) {
 	after, told := c.view.Load().with(r, asked)
 	c.view.Store(after)
@@ -285,8 +286,8 @@ func (c *Catalog) Age() time.Duration {
 	return time.Since(v.read)
 }
 
-// Definitions returns the limits that programs have published, as it was read last, by name;
-// those of how many at once are [Catalog.InFlights].
+// Definitions returns the limits that programs have published, as they were last read, by name.
+// [Catalog.InFlights] has those of how many at once.
 func (c *Catalog) Definitions() (definitions []ratelimit.Definition) {
 	for _, f := range c.families() {
 		if f.published != nil && f.published.inFlight == nil {
@@ -297,8 +298,8 @@ func (c *Catalog) Definitions() (definitions []ratelimit.Definition) {
 	return definitions
 }
 
-// InFlights returns the limits of how many at once that programs have published, as it was read
-// last, by name.
+// InFlights returns the limits of how many at once that programs have published, as they were last
+// read, by name.
 func (c *Catalog) InFlights() (limits []ratelimit.InFlight) {
 	for _, f := range c.families() {
 		if f.published != nil && f.published.inFlight != nil {
@@ -310,7 +311,7 @@ func (c *Catalog) InFlights() (limits []ratelimit.InFlight) {
 }
 
 // Overrides returns the overrides of a limit as they were last read, including those that are off
-// or over. That for all keys comes first, then they are in the order of keys.
+// or over. The one for all keys comes first, then the others in the order of keys.
 func (c *Catalog) Overrides(name string) (overrides []Entry) {
 	if f := c.families()[name]; f != nil {
 		for _, e := range f.entries() {
@@ -320,7 +321,7 @@ func (c *Catalog) Overrides(name string) (overrides []Entry) {
 	return overrides
 }
 
-// Override returns the override of a limit for one key, or for [AllKeys], as it was read last. It
+// Override returns the override of a limit for one key, or for [AllKeys], as it was last read. It
 // reports false if there is none.
 func (c *Catalog) Override(name, key string) (Entry, bool) {
 	if e := c.families()[name].entry(key); e != nil {

@@ -24,7 +24,7 @@ func (l *Left) String() string {
 	return text
 }
 
-// tokens writes a number of tokens, rounded down to a thousandth.
+// tokens writes a number of tokens, rounded to a thousandth.
 func tokens(v float64) string {
 	text := strconv.FormatFloat(v, 'f', -1, 64)
 	if whole := int64(v); float64(whole) != v {

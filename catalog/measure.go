@@ -37,7 +37,7 @@ func (k *keeping) holds(key string, clock func() time.Time) (from, to ratelimit.
 }
 
 // replacement returns the replacement of a key's limit. Rows are measured by the least capacity by
-// which a process may still take from them. While a raise is pending, that is less than the
+// which a process may still take from them. While a raise is pending, that may be less than the
 // capacities before and after. A row needs no mark if it is cut at once, with its definition. Nor
 // does a sliding window, whose counts no definition cuts.
 func (k *keeping) replacement(key string, from, to ratelimit.Limit, alone bool) ratelimit.Replacement {
@@ -84,7 +84,7 @@ type pending struct {
 // marks reports whether rows have the mark.
 func (p *pending) marks() bool { return p != nil && len(p.by) > 0 }
 
-// cuts reports whether an edit for all keys takes from rows.
+// cuts reports whether an edit lowers the capacity.
 func (p *pending) cuts() bool {
 	return p.marks() && p.by[2].Definition().Capacity < p.by[1].Definition().Capacity
 }

@@ -109,7 +109,7 @@ type Change struct {
 	Version     int64
 	At          time.Time
 	Role        string // PostgreSQL's
-	Who         string // as the program that made it said by [WithWho]; "" if it did not
+	Who         string // the author by [WithWho]; "" for none
 	Name        string // of the limit; "" if all was forgotten by TRUNCATE
 	Key         string // AllKeys for all keys, and for the definition itself
 	Was, Became json.RawMessage

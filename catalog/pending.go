@@ -99,8 +99,8 @@ VALUES ($2::text, $3::text, $4::timestamptz, $5::text::jsonb, coalesce(` + pendi
 RETURNING p.id::text`
 	putOffPending = `UPDATE rate_limit_pending AS p SET due = ` + pendingNow + ` + $4::float8 * interval '1 microsecond', done = $5::text
 WHERE p.name = $2::text AND p.key IS NULL AND p.mark = $3::timestamptz`
-	// Entries that were written beside the edit for all keys with this mark, or with NULL beside
-	// any. A cut is due now.
+	// Entries with this mark that are not due yet, written beside the edit for all keys; with NULL,
+	// those of all marks. A cut is due now.
 	releasePending = `UPDATE rate_limit_pending AS p SET due = ` + pendingNow + ` +
 	CASE WHEN replace(p.measured->2->>'capacity', 'none', '0')::float8 < replace(p.measured->1->>'capacity', 'none', '0')::float8 THEN 0 ELSE $4::float8 END * interval '1 microsecond'
 WHERE p.name = $2::text AND p.due = 'infinity' AND ($3::timestamptz IS NULL OR p.mark = $3::timestamptz)`

@@ -9,10 +9,10 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// ErrUnknown is the error of an override for a limit that no program has published.
+// ErrUnknown reports an override for a limit that no program has published.
 var ErrUnknown = errors.New("catalog: no program has published a limit of this name")
 
-// UnknownError is an override for a limit that no program has published. It is [ErrUnknown].
+// UnknownError reports an override for a limit that no program has published. It is [ErrUnknown].
 type UnknownError struct{ Name string }
 
 func (e *UnknownError) Error() string {
@@ -46,7 +46,7 @@ type Edit struct {
 	keeps         bool      // the edit keeps what was used, unless AsIs
 }
 
-// ErrChanged is the error of an edit that was agreed to, of an override that is another by now.
+// ErrChanged reports an override that was changed after its edit was previewed.
 var ErrChanged = errors.New("catalog: the override has been changed meanwhile")
 
 // Changes reports whether the override differs afterwards.
@@ -62,8 +62,8 @@ func sameOverride(a, b *Override) bool {
 	return *a == *b
 }
 
-// Resolve returns r as [Catalog.Resolve] does before and after the edit: of an Edit that
-// [Catalog.Preview] has returned.
+// Resolve returns r as [Catalog.Resolve] does before the edit, and after it. The Edit must come
+// from [Catalog.Preview].
 func (e *Edit) Resolve(r ratelimit.Request) (before, after ratelimit.Request) {
 	before, after = r, r
 	e.before.choose(&before, nil)
@@ -71,8 +71,8 @@ func (e *Edit) Resolve(r ratelimit.Request) (before, after ratelimit.Request) {
 	return before, after
 }
 
-// LeftOf returns what the edit leaves of a key, by its status under the definition before it, which
-// Resolve returns; nil if rows stay as they are.
+// LeftOf returns what the edit leaves of a key, or nil if rows stay as they are. before is the
+// key's status by the definition before the edit, as Resolve returns it.
 func (e *Edit) LeftOf(before *ratelimit.Status) *Left {
 	published := ratelimit.Request{Limit: before.Request.Limit, Key: before.Request.Key}
 	if f := e.before.limits[e.Name]; f != nil && f.published != nil {

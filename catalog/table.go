@@ -371,7 +371,7 @@ func (t *table) unset(ctx context.Context, q querier, name, key string) error {
 	return fault("unset an override", err)
 }
 
-// lock takes the lock for writing definitions, which the history's trigger takes too. Its next
+// lock takes the lock for writing definitions, which the history's trigger takes too. The next
 // statement sees what the holder before has committed.
 const lock = `SELECT pg_advisory_xact_lock(hashtextextended('rate_limit_definitions', $1::text::regclass::oid::int8))`
 
@@ -380,9 +380,9 @@ func (t *table) lock(ctx context.Context, q querier) error {
 	return fault("wait for those who write definitions", err)
 }
 
-// lockBehindRows is lock for a transaction that has locked rows, whose calls wait meanwhile: after lockWait,
-// which is less than the server's deadlock_timeout, it returns errAgain. It restores the lock_timeout, as
-// the rollback does.
+// lockBehindRows is lock for a transaction that has locked rows. Calls wait for these meanwhile, so
+// after lockWait it returns errBehind. lockWait is less than the server's deadlock_timeout. The
+// statement restores the lock_timeout, and so does a rollback.
 const lockBehindRows = `SELECT set_config('ratelimit.lock_timeout', current_setting('lock_timeout'), true), set_config('lock_timeout', $2::text, true),
 	pg_advisory_xact_lock(hashtextextended('rate_limit_definitions', $1::text::regclass::oid::int8)),
 	set_config('lock_timeout', current_setting('ratelimit.lock_timeout'), true)`

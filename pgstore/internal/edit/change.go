@@ -15,27 +15,27 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// A Replacement is a key's definition that another one replaces.
+// A Replacement replaces the definition of a key by another.
 type Replacement struct {
 	Before, After *decide.Demand
-	By            *decide.Demand // what the rows are measured by until they are raised; After, unless they are marked
+	By            *decide.Demand // measures the rows until they are raised; After, unless they are marked
 	Mark          time.Time      // zero for none
-	Marked        []Marked       // rows that are not measured by Before
-	Only          bool           // these only are changed, to Before
-	Cuts          bool           // a definition of less capacity than After follows
+	Marked        []Marked       // how rows are measured that have a mark, instead of by Before
+	Only          bool           // only marked rows are changed
+	Cuts          bool           // a definition of less capacity than After follows, once all rows are marked
 
 	was, is []bucket.State // the rows before, measured by Before, and afterwards
 }
 
-// Marked is how rows are measured that were marked at an instant.
+// Marked says how to measure rows that were marked at an instant.
 type Marked struct {
 	At time.Time
-	By []*bucket.Definition // of a shard: first that, then others by which they were taken from since
+	By []*bucket.Definition // shares of a shard: by the first the rows were measured then, by all they were taken from since
 }
 
-// Change changes the rows of a key from one definition to another, and returns the status then. A
-// key without rows is left without: it is full by either. The tokens that this process holds in memory
-// are not returned first, as those of others are not: the row owes them.
+// Change changes the rows of a key from one definition to another, and returns the status
+// afterwards. A key without rows stays without: it is full by either definition. The tokens in the
+// memories of processes stay there, since the row owes them.
 func (e *Editor) Change(ctx context.Context, tx pgx.Tx, before, after *decide.Demand) (ratelimit.Status, error) {
 	r := Replacement{Before: before, After: after, By: after}
 	at, err := e.replace(ctx, tx, &r)
@@ -47,7 +47,7 @@ func (e *Editor) Change(ctx context.Context, tx pgx.Tx, before, after *decide.De
 
 // ChangeOwn is Change in a transaction of its own.
 func (e *Editor) ChangeOwn(ctx context.Context, before, after *decide.Demand) (status ratelimit.Status, err error) {
-	err = e.own(ctx, append(before.Rows(), after.Rows()...), func(ctx context.Context, tx pgx.Tx) (err error) {
+	err = e.transact(ctx, append(before.Rows(), after.Rows()...), func(ctx context.Context, tx pgx.Tx) (err error) {
 		status, err = e.Change(ctx, tx, before, after)
 		return err
 	})
@@ -55,8 +55,7 @@ func (e *Editor) ChangeOwn(ctx context.Context, before, after *decide.Demand) (s
 	return status, err
 }
 
-// Replace makes replacements, with all rows locked in their order, and returns the statuses from
-// which they were made.
+// Replace makes replacements, with all rows locked in their order, and returns the statuses before.
 func (e *Editor) Replace(ctx context.Context, tx pgx.Tx, all []Replacement) ([]ratelimit.Status, error) {
 	each := make([]*Replacement, len(all))
 	for i := range all {
@@ -76,8 +75,8 @@ func (e *Editor) Replace(ctx context.Context, tx pgx.Tx, all []Replacement) ([]r
 	return statuses, nil
 }
 
-// marked returns the replacements but for those of marked rows only whose rows, which are read, have no
-// mark: to lock a row is to write it.
+// marked returns the replacements to make. If some are of marked rows only, it reads the rows
+// first, and leaves out keys without a marked row: to lock a row is to write it.
 func (e *Editor) marked(ctx context.Context, tx pgx.Tx, all []*Replacement) (some []*Replacement, at time.Time, err error) {
 	if !slices.ContainsFunc(all, func(r *Replacement) bool { return r.Only }) {
 		return all, at, nil
@@ -102,7 +101,7 @@ func (e *Editor) marked(ctx context.Context, tx pgx.Tx, all []*Replacement) (som
 
 // Func runs do, which locks rows, in a transaction of the Store's own.
 func (e *Editor) Func(ctx context.Context, rows []decide.Row, do func(context.Context, pgx.Tx) error) error {
-	err := e.own(ctx, rows, do)
+	err := e.transact(ctx, rows, do)
 	for _, row := range rows {
 		e.known.Forget(row.Key) // again, now that others see it
 	}
@@ -123,7 +122,7 @@ func (e *Editor) faultOf(all []*Replacement, err error) error {
 	return e.Fault(fmt.Sprintf("change limits %q", names), err)
 }
 
-// replace makes replacements, and returns the instant at which.
+// replace makes replacements, and returns their instant.
 func (e *Editor) replace(ctx context.Context, tx pgx.Tx, all ...*Replacement) (time.Time, error) {
 	demands := make([]*decide.Demand, len(all))
 	for i, r := range all {
@@ -153,12 +152,16 @@ func (e *Editor) replace(ctx context.Context, tx pgx.Tx, all ...*Replacement) (t
 	return at, nil
 }
 
-// decide sets what the rows are. A row that is paused is not marked, since nobody takes from it: it is
-// as After has it at once. So is one that After cuts, and of which more was used than By leaves: callers
-// who do not know of a raise would not have got it. Otherwise a row of which By would leave no trace of
-// what there was is marked uncut. But a row that was marked already, and now has more than By's capacity,
-// is measured by By all the same, in debt: a take by By would clip it. A missing row is made to be marked:
-// one that a call by Before makes would not be raised.
+// decide sets what the rows become. A paused row becomes as After has it, without a mark, since no
+// call takes from it. Other rows become as By has them, and are marked.
+//
+// But if more was used than a cut to By leaves, the result would not show what was there. Then a
+// row that After cuts becomes as After has it, without a mark: callers who do not know of a raise
+// would not have got as much. Any other row keeps the capacity of Before, and is marked uncut.
+//
+// A row that was marked already, and has more than By's capacity, becomes as By has it even so, in
+// debt: a take by By would clip it. A missing row is made to be marked: one that a call by Before
+// makes would not be raised.
 func (r *Replacement) decide(rows *locked, at time.Time) {
 	d, marked, left, less := &r.Before.Definition, false, 0.0, 0.0
 	r.was = slices.Clone(rows.states)
@@ -198,7 +201,8 @@ func (r *Replacement) decide(rows *locked, at time.Time) {
 	}
 }
 
-// markedBy returns how a row is measured that has a mark, nil if it has none of those that are known.
+// markedBy returns how a row is measured by its mark; nil if none of Marked has this mark. uncut
+// reports that the row is marked uncut.
 func (r *Replacement) markedBy(s *bucket.State) (m *Marked, uncut bool) {
 	for i := range r.Marked {
 		if m, uncut = &r.Marked[i], s.Paused.Equal(bucket.MarkUncut(r.Marked[i].At)); uncut || s.Paused.Equal(bucket.Mark(m.At)) {

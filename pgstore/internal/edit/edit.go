@@ -40,47 +40,47 @@ func (e *Editor) Own(ctx context.Context, call *decide.Call, do Edit) error {
 	for i := range call.Demands {
 		rows = append(rows, call.Demands[i].Rows()...)
 	}
-	err := e.own(ctx, rows, func(ctx context.Context, tx pgx.Tx) error { return do(ctx, tx, call) })
+	err := e.transact(ctx, rows, func(ctx context.Context, tx pgx.Tx) error { return do(ctx, tx, call) })
 	for i := range call.Demands {
 		e.known.Forget(call.Demands[i].KeyOf()) // again, now that others see it
 	}
 	return err
 }
 
-// own runs do, which locks rows, in a transaction of its own. That tells rows of the tokens that
-// this process has spent from memory. A caller's transaction tells none, since it may be rolled back
-// unnoticed.
-func (e *Editor) own(ctx context.Context, rows []decide.Row, do func(context.Context, pgx.Tx) error) error {
-	told := make(map[decide.Key]bucket.Spent)
-	return e.table.Run(context.WithValue(ctx, e, told), e.Conn, table.OwnTx{
+// transact runs do, which locks rows, in a transaction of its own. In it the rows learn how many of
+// their tokens this process has spent from memory. In a caller's transaction they do not, since it
+// may be rolled back unnoticed.
+func (e *Editor) transact(ctx context.Context, rows []decide.Row, do func(context.Context, pgx.Tx) error) error {
+	taken := make(map[decide.Key]bucket.Spent)
+	return e.table.Run(context.WithValue(ctx, e, taken), e.Conn, table.OwnTx{
 		Rows: rows,
 		Do:   do,
 		RolledBack: func() {
-			for key, spent := range told {
+			for key, spent := range taken {
 				e.memory.RestoreSpent(key, spent)
 			}
-			clear(told)
+			clear(taken)
 		},
 	})
 }
 
-// spent returns the tokens spent from memory that the row of a key is to learn of, once for all of
-// its rows. A sliding window's row learns of none, since refunds go to their own slots, with any
-// number of tokens out.
+// spent returns the tokens spent from memory that the row of a key must learn of: once in a
+// transaction, for all rows of the key. A sliding window's row learns of none, since a refund goes
+// to its own slot, whatever tokens are out.
 func (e *Editor) spent(ctx context.Context, d *bucket.Definition, key decide.Key) bucket.Spent {
-	told, own := ctx.Value(e).(map[decide.Key]bucket.Spent)
+	taken, own := ctx.Value(e).(map[decide.Key]bucket.Spent)
 	if !own || e.memory == nil || d.Slotted() {
 		return bucket.Spent{}
 	}
-	if _, done := told[key]; done {
+	if _, done := taken[key]; done {
 		return bucket.Spent{}
 	}
-	told[key] = e.memory.TakeSpent(key)
-	return told[key]
+	taken[key] = e.memory.TakeSpent(key)
+	return taken[key]
 }
 
-// Reset deletes the rows of an edit's limit and key. Rows with tokens in the memories of
-// processes are not deleted, but full less those.
+// Reset deletes the rows of an edit's limit and key. A row with tokens in the memories of processes
+// stays, and is filled less those tokens.
 func (e *Editor) Reset(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
 	a := &call.Demands[0]
 	left, err := e.table.Reset(ctx, tx, a.KeyOf())
@@ -95,7 +95,8 @@ func (e *Editor) Reset(ctx context.Context, tx pgx.Tx, call *decide.Call) error 
 	return nil
 }
 
-// refillAll fills the rows of some shards of a demand, less the tokens of them that are out.
+// refillAll fills the rows of some shards of a demand, less their tokens that are out. It deletes a
+// row if no lease of it counts any more.
 func (e *Editor) refillAll(ctx context.Context, tx pgx.Tx, a *decide.Demand, shards []int32) error {
 	changes := make([]decide.Change, len(shards))
 	for i, shard := range shards {
@@ -133,8 +134,8 @@ func (e *Editor) Credit(r ratelimit.Request, status *ratelimit.Status) Edit {
 	}
 }
 
-// credit gives n tokens back to the rows of a demand, and returns the states of those that are
-// known then.
+// credit gives n tokens back to the rows of a demand, and returns their states afterwards. Of the
+// shards that it does not lock, these are cached states.
 func (e *Editor) credit(ctx context.Context, tx pgx.Tx, a *decide.Demand, n float64) (states []bucket.State, at time.Time, err error) {
 	shard, counts := 0, []float64{n}
 	if !a.Sharded() {
@@ -156,8 +157,8 @@ func (e *Editor) credit(ctx context.Context, tx pgx.Tx, a *decide.Demand, n floa
 	return states, at, err
 }
 
-// give gives counts to shards of a demand, from the given one on, and returns the states of their
-// rows then. A sliding window is given to in a second round trip, with the row locked.
+// give gives counts to shards of a demand, beginning with shard, and returns the states of their
+// rows afterwards. A sliding window gets its tokens in a second round trip, with the row locked.
 func (e *Editor) give(ctx context.Context, tx pgx.Tx, a *decide.Demand, shard int, counts []float64) ([]table.Give, error) {
 	var batch pgx.Batch
 	changes, gives := make([]decide.Change, len(counts)), make([]table.Give, len(counts))

@@ -8,8 +8,8 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// Prune deletes the rows of a name that mean the same as no row by all definitions that are known
-// of it, and of their keys' overrides, in batches.
+// Prune deletes, in batches, the rows of a name that mean the same as no row by all known
+// definitions of the name and all overrides of their key.
 func (e *Editor) Prune(ctx context.Context, name string, overrides decide.Overrides) (deleted int64, err error) {
 	return e.pruneBy(ctx, name, overrides, e.table.DeleteSame)
 }

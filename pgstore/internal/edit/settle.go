@@ -29,7 +29,7 @@ func (e *Editor) Settle(ctx context.Context, r *ratelimit.Receipt, used []float6
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
-	err = e.own(ctx, settlement.Rows(), func(ctx context.Context, tx pgx.Tx) error {
+	err = e.transact(ctx, settlement.Rows(), func(ctx context.Context, tx pgx.Tx) error {
 		result, err = e.settle(ctx, tx, r, &settlement)
 		return err
 	})
@@ -114,10 +114,10 @@ func (e *Editor) owed(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, befo
 	return true, nil
 }
 
-// apply makes a settlement, in one round trip if nothing is to be taken, otherwise in two:
-// tokens are taken from rows that are locked and were read, and so are refunds made to the
-// slots of a sliding window. (They are given nothing for that, which leaves no predicate locks
-// under SERIALIZABLE.) It returns the states of the limits' rows then, and the transaction's ID.
+// apply makes a settlement, and returns the states of the limits' rows afterwards, and the
+// transaction's ID. It is one round trip if nothing is to be taken. Otherwise it locks and reads
+// the rows by giving them 0 tokens, which leaves no predicate locks under SERIALIZABLE, and takes
+// in a second. Refunds to the slots of a sliding window also need the second.
 func (e *Editor) apply(ctx context.Context, tx pgx.Tx, settlement *decide.Settlement) (after decide.View, xid string, err error) {
 	var batch, write pgx.Batch
 	changes := settlement.Changes
@@ -145,8 +145,9 @@ func (e *Editor) apply(ctx context.Context, tx pgx.Tx, settlement *decide.Settle
 	return after, xid, err
 }
 
-// settled completes the changes of a settlement, whose rows were given as they are, and sets the states of the
-// limits' rows after them: as far as those of shards are known that the call did not take from.
+// settled completes the changes of a settlement by the states of the locked rows, and sets the
+// states of the limits' rows afterwards. Of the shards that the call did not take from, these are
+// cached states.
 func (e *Editor) settled(settlement *decide.Settlement, given []table.Give, after *decide.View) {
 	call, changes := &settlement.Call, settlement.Changes
 	after.States = make([][]bucket.State, len(call.Demands))

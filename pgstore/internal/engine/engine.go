@@ -6,7 +6,7 @@
 //     need not be read first.
 //   - Read answers checks, and refuses calls that cannot be granted: that writes and locks
 //     nothing.
-//   - Decide locks the rows of the others, which are decided in the process, in the order of
+//   - Decide locks the rows of the other calls, decides these in the process, in the order of
 //     arrival, and writes them.
 //
 // On plain PostgreSQL none of them waits for a row that another transaction has locked: such rows
@@ -38,8 +38,7 @@ import (
 type Engine struct {
 	*conn.Conn
 
-	// Statements is how often calls that had gathered were decided together, and Calls how many
-	// they were.
+	// Statements counts batches of calls that were decided together, and Calls the calls in them.
 	Statements, Calls atomic.Int64
 
 	table    *table.Table
@@ -68,7 +67,7 @@ type Memory interface {
 	// callers gave up.
 	Done(calls []*Ticket, g *table.Grant, err error)
 
-	// Refused reports the state of a row that refused a call.
+	// Refused reports the state of the first row of a refused call.
 	Refused(p *Pending, state bucket.State, at time.Time)
 
 	// Waits reports that a call waits for its row, which another transaction has locked.
@@ -78,7 +77,7 @@ type Memory interface {
 // Pending is a call that waits for its decision.
 type Pending struct {
 	Call  decide.Call
-	One   [1]decide.Demand // has room for those of Call, if it is one
+	One   [1]decide.Demand // room for the demand of Call, if there is one
 	Check bool
 	Extra bool // a Memory's own call: it wants the tokens added to a grant, and no result
 
@@ -112,7 +111,8 @@ func Finish(t *Ticket) {
 	}
 }
 
-// finish answers a call, whose Pending is the caller's from then on, unless it reports false.
+// finish answers a call, and reports whether its caller was still waiting. Then the Pending is the
+// caller's.
 func finish(t *Ticket) bool {
 	t.Refused = !t.Value.Extra && !t.Value.Result.OK
 	return t.Finish()
@@ -123,7 +123,7 @@ var pendings = sync.Pool{New: func() any { return new(Pending) }}
 // NewPending returns a Pending for a call that no Memory sees.
 func NewPending() *Pending { return pendings.Get().(*Pending) }
 
-// Free lets other calls have p, which Decide has answered without an error.
+// Free returns p for later calls. Decide must have answered it without an error.
 func (p *Pending) Free() {
 	*p = Pending{}
 	pendings.Put(p)
@@ -153,8 +153,9 @@ func (e *Engine) newQueue(serve func(context.Context, []*Ticket)) *batch.Queue[*
 	return batch.New(conn.MostTogether, e.Timeout, serve, e.Work.Spawn)
 }
 
-// Decide decides a call. Its effort is added to a watched verb; w is nil for none. It returns an error
-// if the caller gave up, or the database failed.
+// Decide decides a call. It adds the call's effort to a watched verb; w is nil for none. It returns
+// an error if the caller gave up, if the database failed, or if the definition contradicts an
+// earlier one.
 func (e *Engine) Decide(ctx context.Context, w *watch.Watch, p *Pending) (ratelimit.Result, error) {
 	end, err := e.Enter(ctx)
 	if err != nil {
@@ -178,9 +179,10 @@ func (e *Engine) Decide(ctx context.Context, w *watch.Watch, p *Pending) (rateli
 	return p.Result, p.Err
 }
 
-// queueFor returns the queue in which a call is decided: the queue of a locked row if the call needs
-// one, or else a queue that keys share. On a distributed table it is the queue of the call's row or of
-// its part, or a new queue for a call with several rows. underWay is the number of calls under way.
+// queueFor returns the queue in which a call is decided: the queue of a locked row if the call
+// needs one, or else a queue that keys share. On a distributed table it is the queue of the call's
+// row or of its part, or a new queue for a check and for a call with several rows. underWay is the
+// number of calls under way.
 func (e *Engine) queueFor(p *Pending, underWay int64) *batch.Queue[*Pending] {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -311,9 +313,9 @@ func (e *Engine) observeAll(tickets []*Ticket) []*Ticket {
 	})
 }
 
-// stillLockedExtra returns the Memory's own calls whose rows have enough, and still granted nothing:
-// another transaction had them locked. These calls wait for a turn at the row, since they would
-// hardly ever find it unlocked while many processes take from it.
+// stillLockedExtra returns the Memory's own calls that were granted nothing although their rows
+// have enough: another transaction had these locked. The calls wait for a turn at the row, since
+// they would hardly ever find it unlocked while many processes take from it.
 func (e *Engine) stillLockedExtra(ctx context.Context, tickets []*Ticket) (stillLocked []*Ticket) {
 	var rows table.Rows
 	for _, t := range tickets {
@@ -327,7 +329,7 @@ func (e *Engine) stillLockedExtra(ctx context.Context, tickets []*Ticket) (still
 	n := 0
 	for i, t := range stillLocked {
 		definition := &t.Value.Call.Demands[0].Definition
-		if rows.Found[i] && definition.Refill(rows.States[i], rows.At).Value >= 2 { // half of which is to be had
+		if rows.Found[i] && definition.Refill(rows.States[i], rows.At).Value >= 2 { // at most half of it is prefetched
 			t.Value.locked.Store(&rows.Rows[i])
 			stillLocked[n] = t
 			n++
@@ -352,7 +354,7 @@ func allWait(tickets []*Ticket) bool {
 	return !slices.ContainsFunc(tickets, func(t *Ticket) bool { return t.Value.locked.Load() == nil })
 }
 
-// mostRefused reports whether most calls that wanted a result were refused. Calls that were deleted
+// mostRefused reports whether more than half of the calls were refused. Calls that were deleted
 // from the slice are nil.
 func mostRefused(tickets []*Ticket) bool {
 	refused := 0

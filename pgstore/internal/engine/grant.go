@@ -91,7 +91,7 @@ func (e *Engine) done(groups [][]*Ticket, grants []table.Grant, err error) {
 // sendToEnd sends a statement with tokens for the Memory. If all callers give up first, gone is true;
 // the answer is awaited all the same, and late is called with its error.
 func (e *Engine) sendToEnd(ctx context.Context, send func() error, late func(error)) (gone bool, err error) {
-	var ended atomic.Bool // by one of the two
+	var ended atomic.Bool // by the answer or by the end of ctx
 	answer := make(chan error, 1)
 	e.Work.Spawn(func() {
 		if err := send(); ended.CompareAndSwap(false, true) {
@@ -113,8 +113,8 @@ func (e *Engine) sendToEnd(ctx context.Context, send func() error, late func(err
 
 // grantInTurn waits for one row and grants from it. It sends COMMIT in the same round trip if the
 // grant takes extra, or if the last wait for the row got it. Then each process has the row for a
-// moment only, and not for a round trip. A first wait may be long, and its callers should have taken
-// nothing if they give up, so COMMIT is not sent with it.
+// moment only, and not for a round trip. Otherwise the wait may be long, and callers who give up
+// should have taken nothing, so COMMIT is not sent with it.
 func (e *Engine) grantInTurn(ctx context.Context, grants []table.Grant) error {
 	g := &grants[0]
 	g.Pipelined = g.TakesExtra() || e.servedAtOnce(g.Row)
@@ -234,7 +234,7 @@ func (e *Engine) single(p *Pending) bool {
 		return false
 	}
 	a := &call.Demands[0]
-	p.row, p.floor = decide.Row{Key: a.KeyOf()}, a.Definition.Keeps(a.Floor) // a group is granted at once: waiting reservations have slots of their own
+	p.row, p.floor = decide.Row{Key: a.KeyOf()}, a.Definition.Keeps(a.Floor) // a group is granted at once: in a sliding window, debt lies in later slots
 	if !a.Sharded() {
 		return true
 	}

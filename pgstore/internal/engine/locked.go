@@ -41,7 +41,7 @@ func (e *Engine) read(ctx context.Context, tickets []*Ticket) (left []*Ticket, s
 	return left, snapshot, nil
 }
 
-// refused reports the row that refused a call to the Memory.
+// refused reports the first row of a refused call to the Memory.
 func (e *Engine) refused(p *Pending, view decide.View) {
 	if e.memory != nil {
 		e.memory.Refused(p, view.States[0][0], view.At)

@@ -16,7 +16,7 @@ type parts struct {
 	queues map[int64]*batch.Queue[*Pending]
 	asking *batch.Queue[*Pending] // of calls for keys whose part is not known
 
-	of    map[string]int64 // the parts of keys; nil if the table has none
+	of    map[string]int64 // the parts of keys; nil if the table has none, or asking failed
 	asked time.Time        // when of and queues were made
 
 	underWay atomic.Int64 // the number of calls
@@ -79,8 +79,8 @@ func (e *Engine) queueOfPart(part int64) *batch.Queue[*Pending] {
 	return calls
 }
 
-// askParts asks for the parts of calls' keys, and moves the calls to the queues of their parts. If the table
-// has no parts, they move to the queues of their rows.
+// askParts asks for the parts of calls' keys, and moves the calls to the queues of their parts. If
+// the table has none, or asking failed, they move to the queues of their rows.
 func (e *Engine) askParts(ctx context.Context, tickets []*Ticket) {
 	keys := make([]string, len(tickets))
 	for i, t := range tickets {

@@ -16,8 +16,8 @@ type queue struct {
 
 	// Of the queue of a row:
 	used   time.Time // when a call last needed it
-	atOnce bool      // the last wait for the row got it,
-	extra  bool      // by a grant with tokens for the Memory
+	atOnce bool      // the last wait for the row got it
+	extra  bool      // with a grant that took tokens for the Memory
 }
 
 const (
@@ -132,7 +132,7 @@ func (e *Engine) requeue(tickets []*Ticket) {
 	for _, t := range tickets {
 		row := *t.Value.locked.Load()
 		e.mark(row)
-		if !e.table.PassesOver() { // nor need the row be locked
+		if !e.table.PassesOver() { // calls for it share statements, locked or not
 			t.Value.locked.Store(nil)
 			e.queueOf(row).Join(t)
 			continue

@@ -72,9 +72,9 @@ func (a *attempt) run(ctx context.Context) error {
 	return nil
 }
 
-// transact runs the transaction on a connection, and gives the connection back before it returns:
-// to ask for the outcome, a pool of one needs it. lost reports that the connection was closed with
-// the outcome unknown.
+// transact runs the transaction on a connection. It gives the connection back before it returns,
+// since reading the outcome may need the only one of the pool. lost reports that the connection was
+// closed with the outcome unknown.
 func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	pooled, err := a.taker.Pool.Acquire(ctx)
 	if err != nil {

@@ -10,10 +10,10 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// begin begins a transaction and makes the call's takes. That is one round trip if the rows that
-// most likely have enough do. If one does not, begin reads all shards outside of any transaction,
-// where reading disturbs no other. Then it begins a new transaction, which takes from the shards
-// that had enough. The caller must end the transaction, which may be there even with an error.
+// begin begins a transaction and makes the call's takes, in one round trip if the rows that it
+// tries first have enough. If they have not, it reads all shards outside of any transaction, where
+// reading disturbs no other. Then it begins a new transaction, which takes from the shards that had
+// enough. The caller must end the transaction, which may be there even with an error.
 func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 	b := a.taker
 	if a.queued != nil {
@@ -71,7 +71,7 @@ func (a *attempt) try(ctx context.Context, changes []decide.Change) (pgx.Tx, err
 	return tx, nil
 }
 
-// answer keeps the result of the call; result is that of its rows.
+// answer sets the attempt's result: result is what rows have granted, and the claim adds the rest.
 func (a *attempt) answer(result ratelimit.Result) {
 	if a.claim != nil {
 		result = a.claim.Result(result)
@@ -79,8 +79,8 @@ func (a *attempt) answer(result ratelimit.Result) {
 	a.result = result
 }
 
-// beginHeld begins a transaction with tokens that are held already. It asks the server for
-// nothing, not even for the transaction's ID, without which its outcome cannot be read later.
+// beginHeld begins a transaction for tokens that are held already. It sends BEGIN only, and does
+// not read the transaction's ID, so its outcome cannot be read later.
 func (a *attempt) beginHeld(ctx context.Context) (pgx.Tx, error) {
 	tx, err := a.conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: a.taker.table.Level()})
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 const incarnationKey = "ratelimit.incarnation"
 
 // incarnation returns the incarnation of a connection's server. It reads it once for each
-// connection. After an error it returns "", with which no transaction counts as committed.
+// connection. After an error it returns "", which no server has.
 func incarnation(ctx context.Context, conn *pgxpool.Conn) (known string, err error) {
 	data := conn.Conn().PgConn().CustomData()
 	known, ok := data[incarnationKey].(string)

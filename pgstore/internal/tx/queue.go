@@ -18,18 +18,19 @@ import (
 type Queued struct {
 	Result ratelimit.Result // set when all statements have taken
 
-	taker   *Taker
-	modes   *decide.Modes // nil if no limit has a mode
-	call    decide.Call
-	changes []decide.Change
-	taken   []table.Taken
-	marks   []string // of each statement, for the error of its refusal
-	read    int      // statements that have taken, or refused in ModeShadow
-	told    bool     // the end has been reported
-	report  func(*ratelimit.Result, error)
+	taker    *Taker
+	modes    *decide.Modes // nil if no limit has a mode
+	call     decide.Call
+	changes  []decide.Change
+	taken    []table.Taken
+	marks    []string // of each statement, for the error of its refusal
+	read     int      // statements that have taken, or refused in ModeShadow
+	reported bool     // the end has been reported
+	report   func(*ratelimit.Result, error)
 }
 
-// Queue puts a take for requests into a batch. report is called once, at its end.
+// Queue puts a take for requests into a batch. report is called at the end of each run of the
+// batch, once.
 func (b *Taker) Queue(batch *pgx.Batch, requests []ratelimit.Request, report func(*ratelimit.Result, error)) (*Queued, error) {
 	q := &Queued{taker: b, report: report}
 	if err := q.of(requests); err != nil {
@@ -156,14 +157,14 @@ func (q *Queued) done(i int, session any, err error) error {
 }
 
 // begin forgets an earlier run of the batch.
-func (q *Queued) begin() { q.Result, q.read, q.told = ratelimit.Result{}, 0, false }
+func (q *Queued) begin() { q.Result, q.read, q.reported = ratelimit.Result{}, 0, false }
 
 // tell reports the end, once.
 func (q *Queued) tell(result *ratelimit.Result, err error) {
-	if !q.told {
+	if !q.reported {
 		q.report(result, err)
 	}
-	q.told = true
+	q.reported = true
 }
 
 // Err returns the refusal if err is a refusal by q, otherwise err.

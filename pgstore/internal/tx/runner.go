@@ -20,14 +20,14 @@ import (
 // Runner runs callers' functions in transactions. It is safe for concurrent use.
 //
 // Transactions of one process that take from the same row queue before they have a connection and
-// begin. Otherwise they would queue for the row in PostgreSQL, which stays locked until COMMIT.
-// Each would keep a connection from others meanwhile, and then fail: under SERIALIZABLE the row has
-// changed since its snapshot (40001). For a limit with several shards, as many transactions run at
-// a time as there are shards, each on its own shard.
+// begin. Otherwise they would queue in PostgreSQL for the row, which stays locked until COMMIT.
+// Meanwhile each would keep a connection from others. Then it would fail: under SERIALIZABLE the
+// row has changed since its snapshot (40001). For a limit with several shards, as many transactions
+// run at a time as there are shards, each on its own shard.
 type Runner struct {
 	*Taker
 	memory     *memory.Memory             // nil without Config.Escrow
-	queues     keyqueue.Queue[decide.Row] // by rows, with the number of shards in the place of the shard, because it differs while a new definition is rolled out
+	queues     keyqueue.Queue[decide.Row] // Shard is the limit's number of shards here, which differs while a new definition is rolled out
 	contention table.Lately               // the rows at which this process has met others
 }
 
@@ -49,18 +49,18 @@ func (r *Runner) Run(ctx context.Context, w *watch.Watch, reserve bool, requests
 	return r.runEnforced(ctx, w, reserve, requests, false, do)
 }
 
-// runByMode runs requests with modes. A limit in ModeShadow that refuses has refused before the
-// function runs.
+// runByMode runs requests with modes. If a limit in ModeShadow refuses, it runs the others without
+// it. The function has not run by then.
 func (r *Runner) runByMode(ctx context.Context, w *watch.Watch, reserve bool, requests []ratelimit.Request, do Func) (ratelimit.Result, error) {
 	m, err := decide.NewModes(decide.All, r.Instant(), requests)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
-	var told ratelimit.Result
+	var reported ratelimit.Result
 	result, err := m.Decide(func(left []ratelimit.Request) (ratelimit.Result, error) {
 		result, err := r.runEnforced(ctx, w, reserve, left, len(left) == 0, func(tx pgx.Tx, result ratelimit.Result) error {
-			told = m.Report(result)
-			return do(tx, told)
+			reported = m.Report(result)
+			return do(tx, reported)
 		})
 		if errors.Is(err, ratelimit.ErrRefused) && !result.OK && result.Request.Limit != nil { // the limits refused, and not the function
 			err = nil
@@ -69,12 +69,12 @@ func (r *Runner) runByMode(ctx context.Context, w *watch.Watch, reserve bool, re
 	})
 	switch {
 	case result.OK: // perhaps rolled back
-		return told, err
+		return reported, err
 	case err != nil:
 		return result, err
 	}
-	told = m.Report(result)
-	return told, told.Err()
+	reported = m.Report(result)
+	return reported, reported.Err()
 }
 
 // runEnforced runs requests that are all enforced; with noTake there may be none, for a transaction

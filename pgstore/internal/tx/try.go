@@ -15,15 +15,16 @@ import (
 // try takes changes of one row each, in one round trip.
 //
 // Rows of limits without shards are not behind a savepoint. Under SERIALIZABLE the newest minor
-// versions of PostgreSQL keep a predicate lock on each row written behind one, and more than two of
-// those on a page abort strangers. Instead, tokens taken in vain are put back. For that, each row
-// is read as it is locked, by giving it 0 tokens: adding the taken tokens to those left would make
-// another number, at another time. Rows that refused stay locked, as a single one does.
+// versions of PostgreSQL keep a predicate lock on each row written behind one. With more than two
+// of these on a page, transactions that touch none of the rows are aborted. Instead, tokens taken
+// in vain are put back. To know what to put back, try reads each row as it locks it, by giving it 0
+// tokens: the taken tokens, added to what is left, would be another number at another time. Rows
+// that refused stay locked, as a single one does.
 //
 // A shard that refused must not stay locked: two transactions that go on to each other's shards
-// would deadlock. So shards come last, behind a savepoint. A row to be written anew is written when
-// it is its turn. On a distributed table all rows are behind the savepoint, because it does not
-// report which rows a take made.
+// would deadlock. So shards come last, behind a savepoint. A row that must be rewritten is
+// rewritten just before its take. On a distributed table all rows are behind the savepoint, because
+// it does not report which rows a take made.
 type try struct {
 	taker   *Taker
 	call    *decide.Call
@@ -67,7 +68,8 @@ func (t *try) granted() bool {
 	return !slices.ContainsFunc(t.taken, func(taken table.Taken) bool { return !taken.OK })
 }
 
-// at returns the instant by which everything was decided.
+// at returns the latest instant of the takes, and completes the changes with the states that they
+// left.
 func (t *try) at() (at time.Time) {
 	for i := range t.taken {
 		t.changes[i].After = t.taken[i].After

@@ -61,8 +61,8 @@ func (l *turn) begin(ctx context.Context) *pgx.Batch {
 	return &batch
 }
 
-// missed reports whether a transaction did not begin because its turn came too late. Then the next
-// attempt takes no turns, and for a while no transaction takes turns at that row.
+// missed reports whether a transaction did not begin because its turn came too late. Then the
+// attempt begins again without turns, and for a while no transaction takes turns at that row.
 func (l *turn) missed(err error) bool {
 	if l.had == len(l.locks) || !conn.TimedOut(err) {
 		return false

@@ -71,8 +71,8 @@ func (b *Taker) checkTx(ctx context.Context, tx pgx.Tx, call *decide.Call) (rate
 }
 
 // takeOne decides a call for one row by a take. If the take refuses, it reads the row, which is
-// locked by now. The read gives the refusal, or a take that fits the row: its ticks may be its own,
-// or a pause may be over.
+// locked by now. The read gives the refusal, or a take that fits the row, which may have ticks of
+// its own or a pause that is over.
 func (b *Taker) takeOne(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
 	changes := []decide.Change{call.Demands[0].Change(0, 0, call.Demands[0].Count)}
 	var view decide.View
@@ -99,7 +99,7 @@ func (b *Taker) takeOne(ctx context.Context, tx pgx.Tx, call *decide.Call) (rate
 	return call.Refused(view), nil
 }
 
-// renew writes rows anew to which no take can add: another definition wrote them, or many takes
+// renew rewrites rows to which no take can add, because another definition wrote them or many takes
 // added to them. Their meaning stays the same.
 func (b *Taker) renew(ctx context.Context, q table.Querier, changes []decide.Change, at time.Time) error {
 	var batch pgx.Batch
@@ -289,8 +289,8 @@ func (b *Taker) lockAll(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *
 	return view, made, nil
 }
 
-// Touch locks and reads the rows of changes, after the statements in batch. It does not read them
-// by SELECT but gives them nothing, which leaves no predicate locks under SERIALIZABLE.
+// Touch locks and reads the rows of changes by giving them 0 tokens, after the statements in batch.
+// Unlike SELECT, that leaves no predicate locks under SERIALIZABLE.
 func (b *Taker) Touch(ctx context.Context, q table.Querier, batch *pgx.Batch, changes []decide.Change) ([]table.Give, time.Time, error) {
 	given := make([]table.Give, len(changes))
 	for i := range changes {
