@@ -28,7 +28,7 @@ import (
 //
 // Anchor, Zone and Time may change at any time. What a key has used stays used, and the first
 // window that begins after the change refills nothing, unless only the zone moved to the east: so
-// no quota is granted twice, also while programs with both definitions run.
+// no window is granted twice, also while programs with both definitions run.
 type FixedWindow struct {
 	// Name is the limit's identity in the database, together with the key.
 	// Required, at most MaxNameLength bytes.
