@@ -150,7 +150,7 @@ func killHolders(ctx context.Context, l *site, c *chapter) error {
 	c.happened(count{"permits held", len(h.last)}, count{"told that they have lost theirs", lost})
 	c.happened(harmed...)
 	c.Tell("the leases of those that were killed seen over, by a statement each 100 ms", "%d ms", over.Milliseconds())
-	c.AtMost("all permits taken again after everybody was killed", back.Seconds()*1000, 2*over.Seconds()*1000, "ms")
+	c.AtMost("all permits taken again after everybody was killed", back.Seconds()*1000, 2*max(over, permitLimit.Lease).Seconds()*1000, "ms")
 	c.AtMost("rows, with that of the turn", float64(rows), float64(permitLimit.Limit+1), "")
 	return nil
 }
