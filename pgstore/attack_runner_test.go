@@ -460,3 +460,44 @@ func TestLostCommitWhileServerIsGone(t *testing.T) {
 	outage.begun.Store(false)
 	idle(t, db.Pool)
 }
+
+// An edit whose context ends in its COMMIT may be done.
+func TestEditThatEndsInCommit(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	store, limit := newStore(t, db), slow("l", 10)
+	if _, err := store.Allow(t.Context(), limit.ForN("k", 5)); err != nil {
+		t.Fatal(err)
+	}
+	lock := "pg_advisory_xact_lock(hashtext('" + db.Schema + "'))"
+	for _, sql := range []string{
+		"CREATE FUNCTION " + db.Schema + ".waits() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM set_config('lock_timeout', '0', true), " + lock + "; RETURN NULL; END$$",
+		"CREATE CONSTRAINT TRIGGER waits AFTER UPDATE ON " + db.Schema + ".rate_limits DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION " + db.Schema + ".waits()",
+	} {
+		if _, err := db.Pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), "SELECT "+lock); err != nil {
+			return err
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() {
+			_, err := store.Credit(ctx, limit.ForN("k", 1))
+			done <- err
+		}()
+		for !pgtest.Blocks(t, db.Pool, tx) {
+			time.Sleep(time.Millisecond)
+		}
+		cancel()
+		if err := <-done; !errors.Is(err, pgstore.ErrOutcomeUnknown) {
+			t.Errorf("got %v, want %v", err, pgstore.ErrOutcomeUnknown)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -15,8 +15,8 @@ var (
 	ErrNoPool = conn.ErrNoPool
 
 	// ErrOutcomeUnknown is the error of a connection that was lost during COMMIT, when the
-	// server could not be asked afterwards either. The work and its tokens are there both or
-	// neither. On a distributed database it is also the error of a COMMIT that failed with XX000:
+	// server could not be asked afterwards either, or of an edit whose context ended there. The
+	// work and its tokens are there both or neither. On a distributed database it is also the error of a COMMIT that failed with XX000:
 	// some nodes may have committed, and others not.
 	ErrOutcomeUnknown = conn.ErrOutcomeUnknown
 

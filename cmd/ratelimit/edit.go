@@ -111,10 +111,16 @@ func readKeys(from io.Reader, add func(argument string) error) error {
 }
 
 // each changes keys, some at a time, and prints what became of each. change returns an error for each
-// request. The keys after those of which one failed stay as they are.
+// request. The keys after those of which one failed stay as they are. A signal ends it once those under
+// way are done and told.
 func (e *edit) each(ctx context.Context, done string, change func(requests []ratelimit.Request) []error) error {
 	changed := 0
+	stop, end := stoppable(ctx)
+	defer end()
 	for some := range slices.Chunk(e.keys, ratelimit.MaxRequests) {
+		if err := stop.Err(); err != nil {
+			return fmt.Errorf("%d of %d keys are %s: %w", changed, len(e.keys), done, err)
+		}
 		requests, states := make([]ratelimit.Request, len(some)), make([]ratelimit.Result, len(some))
 		for i, key := range some {
 			requests[i] = e.of(key)
@@ -492,11 +498,14 @@ func (e *edit) change(ctx context.Context, from, to map[string]string, all bool)
 	if ok, err := e.confirmed(e.cmd, what); !ok {
 		return err
 	}
-	ctx, stop := stoppable(ctx)
-	defer stop()
+	stop, end := stoppable(ctx)
+	defer end()
 	p, changed := e.printer(e.cmd), 0
 	slices.Sort(e.keys) // the order in which rows are locked
 	for some := range slices.Chunk(e.keys, ratelimit.MaxRequests) {
+		if err := stop.Err(); err != nil {
+			return fmt.Errorf("after %s: %w", plural(changed, "key"), err)
+		}
 		before, after, err := e.changeKeys(ctx, from, to, some)
 		if before != nil {
 			changed += len(some)

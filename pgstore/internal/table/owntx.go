@@ -3,6 +3,7 @@ package table
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -44,7 +45,7 @@ func (t *Table) Run(ctx context.Context, c *conn.Conn, own OwnTx) error {
 			}
 			return err
 		})
-		if ctx.Err() != nil && errors.Is(ctxErr, ctx.Err()) {
+		if ctx.Err() != nil && errors.Is(ctxErr, ctx.Err()) && !errors.Is(err, conn.ErrOutcomeUnknown) {
 			return c.Locked(rows[0].Name, ctx.Err())
 		}
 	}
@@ -74,7 +75,8 @@ func (t *Table) awaitOne(ctx context.Context, c *conn.Conn, rows []decide.Row) e
 	return nil
 }
 
-// transact runs do in a transaction that waits for a lock at most wait.
+// transact runs do in a transaction that waits for a lock at most wait. If COMMIT is not answered, also since
+// ctx ended, the error is ErrOutcomeUnknown.
 func (t *Table) transact(ctx context.Context, c *conn.Conn, wait time.Duration, do func(context.Context, pgx.Tx) error, rolledBack func()) error {
 	if rolledBack == nil {
 		rolledBack = func() {}
@@ -95,11 +97,13 @@ func (t *Table) transact(ctx context.Context, c *conn.Conn, wait time.Duration, 
 		rolledBack()
 		return err
 	}
-	if err := results.Tx().Commit(ctx); err != nil {
-		if conn.Answered(err) && !conn.CommittedInPart(err) {
-			rolledBack()
-		}
+	err = results.Tx().Commit(ctx)
+	switch {
+	case err == nil:
+		return nil
+	case conn.Answered(err) && !conn.CommittedInPart(err):
+		rolledBack()
 		return c.Fault("commit", err)
 	}
-	return nil
+	return fmt.Errorf("%w: %w", conn.ErrOutcomeUnknown, c.Fault("commit", err))
 }
