@@ -169,7 +169,7 @@ func (h *holders) harm(ctx context.Context, lasts time.Duration) (harmed []count
 				err = h.start(ctx, 1)
 			}
 		case 1:
-			err = standStill(victim, 2*permitLimit.Lease)
+			err = h.halfStandStill()
 		case 2:
 			err = h.suspend(ctx, 2*permitLimit.Lease)
 		}
@@ -180,6 +180,22 @@ func (h *holders) harm(ctx context.Context, lasts time.Duration) (harmed []count
 		harmed[which].n++
 	}
 	return harmed, err
+}
+
+// halfStandStill has half of the holders stand still past their leases. One alone may hold nothing just then.
+func (h *holders) halfStandStill() error {
+	half := h.children[len(h.children)-permitHolders/2:]
+	errs := make(chan error, len(half))
+	for _, victim := range half {
+		go func() { errs <- standStill(victim, 2*permitLimit.Lease) }()
+	}
+	var err error
+	for range half {
+		if e := <-errs; !errors.Is(e, os.ErrProcessDone) {
+			err = errors.Join(err, e)
+		}
+	}
+	return err
 }
 
 // takeAllPermits takes every permit, and returns how long after an instant it had them.
