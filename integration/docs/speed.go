@@ -106,7 +106,7 @@ const (
 // speed returns the table. Each line is of the first run that has its figures.
 func speed(runs ...map[figure]float64) (string, error) {
 	var b strings.Builder
-	b.WriteString("| how many a second | compared with | this library | [from memory](docs/scaling.md#from-memory) | another way |\n|---|---|---|---|---|\n")
+	b.WriteString("| operations a second | compared with | this library | [from memory](docs/scaling.md#from-memory) | another way |\n|---|---|---|---|---|\n")
 	for _, r := range ratios {
 		run := runs[max(0, slices.IndexFunc(runs, func(run map[figure]float64) bool { return run[figure{r.name, r.goroutines, r.ours}] > 0 }))]
 		base := run[figure{r.name, r.goroutines, r.base}]
