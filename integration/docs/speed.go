@@ -85,10 +85,10 @@ var ratios = []struct {
 	{"a decision, 10,000 keys, 64 goroutines", rueidis, "granted-10k-keys", 64, lua, combined, escrow, goRedis, "go-redis"},
 	{"a transaction with one INSERT, one key, 64 goroutines", "no limit", "tx-one-key", 64, noLimit, inTx, beforeTx, byHand, "`FOR UPDATE` by hand"},
 	{"the same, 32 shards", "no limit", "tx-one-key", 64, noLimit, inTx + ", 32 shards", "", "", ""},
-	{"the same, 10,000 keys", "no limit", "tx-10k-keys", 64, noLimit, inTx, beforeTx, byHand, "`FOR UPDATE` by hand"},
-	{"the same, by `AllowTx`", "no limit", "tx-10k-keys", 64, noLimit, "ours, AllowTx", "", "no limit, but an upsert of the key's row", "an upsert"},
-	{"the same, by `AllowOnCommit`", "no limit", "tx-10k-keys", 64, noLimit, "ours, with COMMIT", "", "", ""},
-	{"the same, by `QueueTake`", "no limit", "tx-10k-keys", 64, noLimit, "ours, in the batch of the work", "", "", ""},
+	{"the same, 10,000 keys, by `TakeTx`", "no limit", "tx-10k-keys", 64, noLimit, inTx, beforeTx, byHand, "`FOR UPDATE` by hand"},
+	{"the same, 10,000 keys, by `AllowTx`", "no limit", "tx-10k-keys", 64, noLimit, "ours, AllowTx", "", "no limit, but an upsert of the key's row", "an upsert"},
+	{"the same, 10,000 keys, by `AllowOnCommit`", "no limit", "tx-10k-keys", 64, noLimit, "ours, with COMMIT", "", "", ""},
+	{"the same, 10,000 keys, by `QueueTake`", "no limit", "tx-10k-keys", 64, noLimit, "ours, in the batch of the work", "", "", ""},
 }
 
 const (
