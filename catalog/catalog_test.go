@@ -423,12 +423,21 @@ func TestTransactions(t *testing.T) {
 		must(t, err)
 		edited(t)(c.SetTx(ctx, tx, "api", "a", catalog.Override{Rate: 50}))
 		must(t, c.PublishTx(ctx, tx, signUp))
-		edited(t)(c.SetTx(ctx, tx, "sign_up", catalog.AllKeys, catalog.Override{Rate: 5}))
+		edited(t)(c.SetTx(ctx, tx, "sign_up", catalog.AllKeys, catalog.Override{Rate: 5, Mode: ratelimit.ModeRefuse}))
+		must(t, c.PublishInFlightTx(ctx, tx, calls))
+		edited(t)(c.SetTx(ctx, tx, "calls", "a", catalog.Override{AtOnce: 3}))
 		if r, err := c.ForTx(ctx, tx, api, "a", 2); err != nil || r.Limit.Definition() != raised.Definition() || r.Count != 2 {
 			t.Errorf("in the transaction: got %v, %v", r, err)
 		}
+		if r, err := c.ForTx(ctx, tx, signUp, "a", 1); err != nil || r.Mode != ratelimit.ModeRefuse {
+			t.Errorf("in the transaction: got mode %v, %v", r.Mode, err)
+		}
+		if got, err := c.InFlightTx(ctx, tx, calls, "a"); err != nil || got.Limit != 3 {
+			t.Errorf("in the transaction: got %v, %v", got, err)
+		}
 		must(t, c.Refresh(ctx))
 		wantLimit(t, c, api, "a", api)
+		wantInFlight(t, c, "a", 10, time.Minute)
 		if commit {
 			must(t, tx.Commit(ctx))
 		} else {
@@ -439,6 +448,7 @@ func TestTransactions(t *testing.T) {
 	must(t, c.Refresh(ctx))
 	wantLimit(t, c, api, "a", raised)
 	wantLimit(t, c, signUp, "a", ratelimit.FixedWindow{Name: "sign_up", Rate: 5, Period: time.Hour})
+	wantInFlight(t, c, "a", 3, time.Minute)
 	tx, err := db.Pool.Begin(ctx)
 	must(t, err)
 	defer tx.Rollback(ctx)
@@ -668,6 +678,8 @@ func TestRoundTrip(t *testing.T) {
 		ratelimit.FixedWindow{Name: "c", Rate: 10, Period: 24 * time.Hour, Capacity: 100, Shards: 8, Start: start},
 		ratelimit.FixedWindow{Name: "c2", Rate: 10, Every: ratelimit.Month, Zone: "Europe/Berlin", Anchor: ratelimit.Date{Year: 2026, Month: 1, Day: 31}},
 		ratelimit.FixedWindow{Name: "c3", Rate: 10, Every: ratelimit.Year, Capacity: 20, Shards: 2},
+		ratelimit.FixedWindow{Name: "c4", Rate: 10, Every: 5 * ratelimit.Day, Time: 12 * time.Hour},
+		ratelimit.FixedWindow{Name: "c5", Rate: 10, Every: 3 * ratelimit.Month, Zone: "America/New_York", Time: 450 * time.Minute, Anchor: ratelimit.Date{Year: 2026, Month: time.April, Day: 1}},
 		ratelimit.SlidingWindow{Name: "d", Rate: 10, Period: time.Minute, Slots: 1000, Start: start, MaxReserved: 5},
 		ratelimit.SlidingWindow{Name: "e'\\\u00e9", Rate: 10, Period: time.Minute},
 	}
@@ -687,6 +699,14 @@ func TestRoundTrip(t *testing.T) {
 			if got != want {
 				t.Errorf("got %v, want %v", got, want)
 			}
+		}
+		edited(t)(other.Set(t.Context(), "c5", "k", catalog.Override{Rate: 1_000_000}))
+		if got := other.For(limits[7], "k").Limit.Definition(); got.Rate != 1_000_000 || got.Every != 3*ratelimit.Month || got.Time != 450*time.Minute {
+			t.Errorf("overridden: got %v", got)
+		}
+		changes, err := other.History(t.Context(), "c5", 0)
+		if err != nil || len(changes) != 2 || !strings.Contains(string(changes[1].Became), `"3 months"`) || !strings.Contains(string(changes[1].Became), `"07:30"`) {
+			t.Errorf("the history has %+v, %v", changes, err)
 		}
 	})
 }
@@ -784,37 +804,6 @@ func (p prunedPermits) Prune(_ context.Context, limits ...ratelimit.InFlight) (i
 		*p.pruned = append(*p.pruned, ratelimit.Request{Limit: ratelimit.TokenBucket{Name: l.Name}})
 	}
 	return 11, nil
-}
-
-// A quota at a time of day, of several units, is published and read as it is, and the history has it.
-func TestPublishesEdges(t *testing.T) {
-	t.Parallel()
-	both(t, func(t *testing.T, c *catalog.Catalog, another func() *catalog.Catalog) {
-		var want []ratelimit.Definition
-		for i, every := range []ratelimit.Unit{ratelimit.Day, 5 * ratelimit.Day, 2 * ratelimit.Week, 3 * ratelimit.Month, ratelimit.Year} {
-			limit := ratelimit.FixedWindow{
-				Name: fmt.Sprint("quota ", i), Rate: 10_000, Every: every, Zone: "America/New_York", Time: time.Duration(i) * 150 * time.Minute,
-				Anchor: ratelimit.Date{Year: 2026, Month: time.April, Day: 1},
-			}
-			must(t, c.Publish(t.Context(), limit))
-			must(t, c.Publish(t.Context(), limit)) // which writes nothing
-			want = append(want, limit.Definition())
-		}
-		d := another()
-		must(t, d.Refresh(t.Context()))
-		if got := d.Definitions(); !slices.Equal(got, want) {
-			t.Errorf("got %v, want %v", got, want)
-		}
-		edited(t)(d.Set(t.Context(), "quota 3", "k", catalog.Override{Rate: 1_000_000}))
-		if got := d.For(want[3].Limit(), "k").Limit.Definition(); got.Rate != 1_000_000 || got.Every != 3*ratelimit.Month || got.Time != 450*time.Minute {
-			t.Errorf("overridden: got %v", got)
-		}
-		changes, err := d.History(t.Context(), "quota 3", 0)
-		must(t, err)
-		if len(changes) != 2 || !strings.Contains(string(changes[1].Became), `"3 months"`) || !strings.Contains(string(changes[1].Became), `"07:30"`) {
-			t.Errorf("the history has %s", changes[1].Became)
-		}
-	})
 }
 
 // The history has who made a change, as the program says, beside the role: of every edit, in a
