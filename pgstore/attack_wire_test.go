@@ -29,13 +29,9 @@ type line struct{ *relay.Relay }
 func newRelay(t *testing.T) *line {
 	t.Helper()
 	config, err := pgx.ParseConfig(pgtest.URL(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r, err := relay.New(pgconn.NetworkAddress(config.Host, config.Port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return &line{r}
 }
 
@@ -82,9 +78,7 @@ func TestFatalChargesNobodyTwice(t *testing.T) {
 	limit := slow("l", 1000)
 	mustAllow(t, s.store, limit.For("k"))
 	left := func() (left float64) {
-		if err := s.side.Pool.QueryRow(t.Context(), "SELECT value FROM "+s.Schema+".rate_limits WHERE name = 'l'").Scan(&left); err != nil {
-			t.Error(err)
-		}
+		should(t, s.side.Pool.QueryRow(t.Context(), "SELECT value FROM "+s.Schema+".rate_limits WHERE name = 'l'").Scan(&left))
 		return left
 	}
 	had := left()
@@ -204,23 +198,17 @@ func TestStandingStillForgetsNothing(t *testing.T) {
 			}
 			_, slept := s.side.Pool.Exec(t.Context(), `SELECT pg_sleep(0.16)`)
 			_, pruned := others.Prune(t.Context(), limit)
-			if err := errors.Join(err, result.Err(), slept, pruned); err != nil {
-				t.Error(err)
-			}
+			should(t, errors.Join(err, result.Err(), slept, pruned))
 		}, nil)
 		first, err := s.store.Allow(t.Context(), all)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		requests, _ := r.Counted()
 		r.interfere(nil, nil)
 		if requests < n {
 			return
 		}
 		second, err := others.Allow(t.Context(), all)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		wantAtMost(t, limit, begun, 10, first, second)
 	}
 }
@@ -232,18 +220,14 @@ func TestServerThatNeverAnswers(t *testing.T) {
 	t.Parallel()
 	t.Run("from the start", func(t *testing.T) {
 		l, err := net.Listen("tcp", "127.0.0.1:0") // the system accepts
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer l.Close()
 		wantEnds(t, newStore(t, address(t, l), withTimeout(300*time.Millisecond), budget(300*time.Millisecond)))
 	})
 	t.Run("from some instant on", func(t *testing.T) {
 		r := newRelay(t)
 		s := r.newScene(t, 24, withTimeout(300*time.Millisecond), budget(300*time.Millisecond))
-		if err := connectAll(t.Context(), s.Pool); err != nil {
-			t.Fatal(err)
-		}
+		must(t, connectAll(t.Context(), s.Pool))
 		r.interfere(nil, func(int) relay.Fate { return relay.Silence })
 		wantEnds(t, s.store)
 	})
@@ -260,33 +244,22 @@ func wantEnds(t *testing.T, store *pgstore.Store) {
 	verbs := map[string]func(context.Context, ratelimit.Limit) error{
 		"Allow": func(ctx context.Context, l ratelimit.Limit) error { _, err := store.Allow(ctx, l.For("1")); return err },
 		"several": func(ctx context.Context, l ratelimit.Limit) error {
-			_, err := store.Allow(ctx, l.For("2"), l.For("3"))
-			return err
+			return errOf(store.Allow(ctx, l.For("2"), l.For("3")))
 		},
-		"Reserve": func(ctx context.Context, l ratelimit.Limit) error {
-			_, err := store.Reserve(ctx, l.For("4"))
-			return err
-		},
-		"Check": func(ctx context.Context, l ratelimit.Limit) error { _, err := store.Check(ctx, l.For("5")); return err },
-		"Credit": func(ctx context.Context, l ratelimit.Limit) error {
-			_, err := store.Credit(ctx, l.For("6"))
-			return err
-		},
+		"Reserve": func(ctx context.Context, l ratelimit.Limit) error { return errOf(store.Reserve(ctx, l.For("4"))) },
+		"Check":   func(ctx context.Context, l ratelimit.Limit) error { _, err := store.Check(ctx, l.For("5")); return err },
+		"Credit":  func(ctx context.Context, l ratelimit.Limit) error { return errOf(store.Credit(ctx, l.For("6"))) },
 		"Cancel": func(ctx context.Context, l ratelimit.Limit) error {
-			_, err := store.Cancel(ctx, paid(l.For("7")).Receipt)
-			return err
+			return errOf(store.Cancel(ctx, paid(l.For("7")).Receipt))
 		},
 		"AllowFunc": func(ctx context.Context, l ratelimit.Limit) error {
-			_, err := store.AllowFunc(ctx, []ratelimit.Request{l.For("8")}, nothingToDo)
-			return err
+			return errOf(store.AllowFunc(ctx, []ratelimit.Request{l.For("8")}, nothingToDo))
 		},
 		"ReserveFunc": func(ctx context.Context, l ratelimit.Limit) error {
-			_, err := store.ReserveFunc(ctx, []ratelimit.Request{l.For("9")}, nothingToDo)
-			return err
+			return errOf(store.ReserveFunc(ctx, []ratelimit.Request{l.For("9")}, nothingToDo))
 		},
 		"Change": func(ctx context.Context, l ratelimit.Limit) error {
-			_, err := store.Change(ctx, l, shardedSlow(ratelimit.NameOf(l), 10, 2), "10")
-			return err
+			return errOf(store.Change(ctx, l, shardedSlow(ratelimit.NameOf(l), 10, 2), "10"))
 		},
 		"Prune":  func(ctx context.Context, l ratelimit.Limit) error { _, err := store.Prune(ctx, l); return err },
 		"Reset":  func(ctx context.Context, l ratelimit.Limit) error { return resetKey(ctx, store, l, "11") },
@@ -294,8 +267,7 @@ func wantEnds(t *testing.T, store *pgstore.Store) {
 		"Resume": func(ctx context.Context, l ratelimit.Limit) error { return store.Resume(ctx, l, "13") },
 		"Names":  func(ctx context.Context, _ ratelimit.Limit) error { _, err := store.Names(ctx); return err },
 		"Forget": func(ctx context.Context, l ratelimit.Limit) error {
-			_, err := store.Forget(ctx, ratelimit.NameOf(l))
-			return err
+			return errOf(store.Forget(ctx, ratelimit.NameOf(l)))
 		},
 		"Ready": func(ctx context.Context, _ ratelimit.Limit) error { return store.Ready(ctx) },
 	}
@@ -352,9 +324,7 @@ func TestLockedPermitOfOneWhoLeft(t *testing.T) {
 				requests, answers := r.Counted()
 				return requests > 1 && (portable || answers > 1)
 			})
-			if err := locker.Rollback(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, locker.Rollback(t.Context()))
 			store.Close() // which waits for the release
 			if permits, err := newStore(t, db).Permits().Held(t.Context(), one, "k"); err != nil || len(permits) > 0 {
 				t.Errorf("got %v, and %v, want no permit that is held by nobody", permits, err)

@@ -24,9 +24,7 @@ func TestChangeOfShards(t *testing.T) {
 	ctx, now := t.Context(), time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	db := pgtest.New(t)
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Clock: func() time.Time { return now }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	sharded := func(n int) ratelimit.TokenBucket {
 		return ratelimit.TokenBucket{Name: "l", Rate: 60, Period: time.Minute, Capacity: 120, Shards: n}
 	}
@@ -48,27 +46,21 @@ func TestChangeOfShards(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			from, to := sharded(test.from), sharded(test.to)
-			if err := store.Reset(ctx, from, "k"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, store.Reset(ctx, from, "k"))
 			if test.take > 0 {
 				if result, err := store.Reserve(ctx, from.ForN("k", test.take)); err != nil || !result.OK {
 					t.Fatalf("Reserve() = %v, %v", result.OK, err)
 				}
 			}
 			now = now.Add(test.wait)
-			if _, err := store.Change(ctx, from, to, "k"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(store.Change(ctx, from, to, "k")))
 			result, err := store.Check(ctx, to.For("k"))
 			if err != nil || result.Value < test.value-1e-6 || result.Value > test.value+1e-6 {
 				t.Errorf("value = %v, %v, want %v", result.Value, err, test.value)
 			}
 			var rows, highest int
 			sql := `SELECT count(*), coalesce(max(shard), -1) FROM ` + db.Schema + `.rate_limits WHERE name = 'l' AND key = 'k'`
-			if err := db.Pool.QueryRow(ctx, sql).Scan(&rows, &highest); err != nil {
-				t.Fatal(err)
-			}
+			must(t, db.Pool.QueryRow(ctx, sql).Scan(&rows, &highest))
 			// Those that are not used any more are empty: full ones, or none, would be
 			// granted by who has the old definition.
 			want := max(test.from, test.to)
@@ -86,8 +78,7 @@ func TestChangeOfShards(t *testing.T) {
 // changes nothing.
 func TestChangeInvalid(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour}
 	mustAllow(t, store, limit.ForN("k", 4))
 	before, other, many := tableOf(t, db), limit, limit
@@ -131,15 +122,11 @@ func TestChangeRolledBack(t *testing.T) {
 	} {
 		mustAllow(t, s, small.ForN("k", 10))
 		tx, err := s.begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if status, err := s.change(tx); err != nil || status.Value != 20 {
 			t.Errorf("%s: %v left in the transaction, %v, want 20", name, status.Value, err)
 		}
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, tx.Rollback(t.Context()))
 		if result, err := s.Check(t.Context(), large.For("k")); err != nil || result.OK {
 			t.Errorf("%s: %v left, %v, want none", name, result.Value, err)
 		}
@@ -187,9 +174,7 @@ func TestChangeBesideTakes(t *testing.T) {
 			})
 		}
 		for i := range limits[1:] {
-			if _, err := store.Change(t.Context(), limits[i], limits[i+1], "k"); err != nil {
-				t.Error(err)
-			}
+			should(t, errOf(store.Change(t.Context(), limits[i], limits[i+1], "k")))
 		}
 		group.Wait()
 		if left := leftOf(t, store, limits[4], "k"); float64(granted.Load())+left > 200+1e-6 {

@@ -82,9 +82,7 @@ func TestEscrowGrantsWhatThereIs(t *testing.T) {
 					group.Go(func() {
 						for {
 							result, err := store.Allow(t.Context(), limit.For("k"))
-							if err != nil {
-								t.Error(err)
-							}
+							should(t, err)
 							if !result.OK {
 								return
 							}

@@ -21,9 +21,7 @@ import (
 func needRoles(t *testing.T, db *pgtest.DB) {
 	t.Helper()
 	var may bool
-	if err := db.Pool.QueryRow(t.Context(), "SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user").Scan(&may); err != nil {
-		t.Fatal(err)
-	}
+	must(t, db.Pool.QueryRow(t.Context(), "SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user").Scan(&may))
 	if !may {
 		t.Skip("the user of DATABASE_URL may not make roles")
 	}
@@ -39,15 +37,10 @@ func restricted(t *testing.T, db *pgtest.DB, rights string) *pgtest.DB {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if _, err := db.Pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role); err != nil {
-			t.Error(err)
-		}
+		should(t, errOf(db.Pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role)))
 	})
 	return another(t, db, func(c *pgxpool.Config) {
-		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-			_, err := conn.Exec(ctx, "SET ROLE "+role)
-			return err
-		}
+		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error { return errOf(conn.Exec(ctx, "SET ROLE "+role)) }
 	})
 }
 
@@ -69,16 +62,13 @@ func TestPrivileges(t *testing.T) {
 			return store.TakeTx(ctx, tx, limit.For("b"), other.For("b"))
 		}},
 		{"ReserveTx", false, func(ctx context.Context, store *pgstore.Store, tx pgx.Tx) error {
-			_, err := store.ReserveTx(ctx, tx, limit.For("b"))
-			return err
+			return errOf(store.ReserveTx(ctx, tx, limit.For("b")))
 		}},
 		{"AllowAtMostTx", false, func(ctx context.Context, store *pgstore.Store, tx pgx.Tx) error {
-			_, err := store.AllowAtMostTx(ctx, tx, limit.ForN("b", 3))
-			return err
+			return errOf(store.AllowAtMostTx(ctx, tx, limit.ForN("b", 3)))
 		}},
 		{"AllowFunc", false, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
-			_, err := store.AllowFunc(ctx, []ratelimit.Request{limit.For("c")}, nothingToDo)
-			return err
+			return errOf(store.AllowFunc(ctx, []ratelimit.Request{limit.For("c")}, nothingToDo))
 		}},
 		{"Settle and Cancel", false, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
 			first, err := store.Allow(ctx, limit.ForN("a", 3))
@@ -96,8 +86,7 @@ func TestPrivileges(t *testing.T) {
 			return errors.Join(err, err2, store.Resume(ctx, limit, "a"))
 		}},
 		{"Change", false, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
-			_, err := store.Change(ctx, limit, shardedSlow("l", 100, 2), "a")
-			return err
+			return errOf(store.Change(ctx, limit, shardedSlow("l", 100, 2), "a"))
 		}},
 		{"Check, CheckEach, Names and Rows", false, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
 			_, err := store.Check(ctx, limit.For("a"))
@@ -109,29 +98,19 @@ func TestPrivileges(t *testing.T) {
 			return errors.Join(err, err2, err3)
 		}},
 		{"Reset", true, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error { return store.Reset(ctx, limit, "a") }},
-		{"Forget", true, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
-			_, err := store.Forget(ctx, "l")
-			return err
-		}},
-		{"Prune", true, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
-			_, err := store.Prune(ctx, limit)
-			return err
-		}},
+		{"Forget", true, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error { return errOf(store.Forget(ctx, "l")) }},
+		{"Prune", true, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error { return errOf(store.Prune(ctx, limit)) }},
 		{"Change of a key without a row", true, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
-			_, err := store.Change(ctx, limit, shardedSlow("l", 100, 2), "none")
-			return err
+			return errOf(store.Change(ctx, limit, shardedSlow("l", 100, 2), "none"))
 		}},
 		{"AllowTx that is refused, with rows that were not there", true, func(ctx context.Context, store *pgstore.Store, tx pgx.Tx) error {
-			_, err := store.AllowTx(ctx, tx, limit.For("new"), slow("empty", 1).ForN("drained", 1))
-			return err
+			return errOf(store.AllowTx(ctx, tx, limit.For("new"), slow("empty", 1).ForN("drained", 1)))
 		}},
 	}
 	for _, rights := range []string{"SELECT, INSERT, UPDATE", "SELECT, INSERT, UPDATE, DELETE"} {
 		t.Run(rights, func(t *testing.T) {
 			db := pgtest.New(t)
-			if _, err := db.Pool.Exec(t.Context(), "INSERT INTO "+db.Schema+".rate_limits (name, key, shard, value, ts) VALUES ('l', 'old', 0, 100, now() - interval '1 hour'), ('empty', 'drained', 0, 0, now())"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(db.Pool.Exec(t.Context(), "INSERT INTO "+db.Schema+".rate_limits (name, key, shard, value, ts) VALUES ('l', 'old', 0, 100, now() - interval '1 hour'), ('empty', 'drained', 0, 0, now())")))
 			may := strings.Contains(rights, "DELETE")
 			role := restricted(t, db, rights)
 			store := newStore(t, role)

@@ -112,9 +112,7 @@ func TestShadowRollsBack(t *testing.T) {
 		ctx := t.Context()
 		for range 3 {
 			tx, err := db.Pool.Begin(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			for i := range 5 {
 				result, err := store.AllowTx(ctx, tx, tried.For("a").In(ratelimit.ModeShadow), bound.For("a"))
 				if err != nil || !result.OK || result.Shadowed != (i >= 3) {
@@ -124,9 +122,7 @@ func TestShadowRollsBack(t *testing.T) {
 			if result, err := store.AllowTx(ctx, tx, tried.For("a").In(ratelimit.ModeShadow), bound.For("a")); err != nil || result.OK {
 				t.Fatalf("got %v, %v", result, err)
 			}
-			if err := tx.Rollback(ctx); err != nil {
-				t.Fatal(err)
-			}
+			must(t, tx.Rollback(ctx))
 		}
 		for range 3 {
 			if result, err := store.Allow(ctx, tried.For("a")); err != nil || !result.OK {
