@@ -387,46 +387,6 @@ func TestRemembersWhatItTookAfterARefusal(t *testing.T) {
 	}
 }
 
-// roundingPool is a pool whose server tells floats in text and rounded, as it
-// did by default before PostgreSQL 12.
-func roundingPool(mode pgx.QueryExecMode) pgtest.Option {
-	return pgtest.WithConfig(func(c *pgxpool.Config) {
-		c.ConnConfig.DefaultQueryExecMode = mode
-		c.ConnConfig.RuntimeParams["extra_float_digits"] = "0"
-	})
-}
-
-// What the server tells of a row may be rounded: calls come to an end all the
-// same, lose nothing, and Prune finds what it has listed.
-func TestRoundedText(t *testing.T) {
-	t.Parallel()
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
-		t.Run(mode.String(), func(t *testing.T) {
-			db := pgtest.New(t, roundingPool(mode))
-			limits := []ratelimit.TokenBucket{slow("a", 10), slow("b", 10)}
-			store := newStore(t, db)
-			for range 6 {
-				ctx, cancel := context.WithTimeout(t.Context(), aMoment)
-				result, err := store.Allow(ctx, limits[0].ForN("k", 1.0/3), limits[1].ForN("k", 1.0/7))
-				cancel()
-				if err != nil || !result.OK {
-					t.Fatalf("got OK %v, error %v", result.OK, err)
-				}
-			}
-			wantLeft(t, store, limits[0].ForN("k", 0), 10-6.0/3)
-			wantLeft(t, store, limits[1].ForN("k", 0), 10-6.0/7)
-		})
-		t.Run(mode.String()+"/prune", func(t *testing.T) {
-			db := pgtest.New(t, roundingPool(mode))
-			c := newClock()
-			store := newStore(t, db, onClock(c))
-			mustAllow(t, store, pruneLimits()[0].ForN("k", 1.0/3))
-			c.add(100 * time.Hour)
-			wantPruned(t, store, 1, pruneLimits()[0])
-		})
-	}
-}
-
 // Rates as small as floats go: each is refused by Validate, or can be asked. None
 // is such that only PostgreSQL cannot count with it.
 func TestTinyRates(t *testing.T) {

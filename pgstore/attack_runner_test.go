@@ -405,8 +405,7 @@ func TestLostCommitWhileServerIsGone(t *testing.T) {
 	db := pgtest.New(t, maxConns(callers), pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.DialFunc = outage.dial }))
 	s := newShopOn(t, db, 10, budget(time.Minute))
 	must(t, connectAll(t.Context(), db.Pool))
-	ctx, cancel := context.WithTimeout(t.Context(), lasts)
-	defer cancel()
+	ctx := within(t, lasts)
 	var ready sync.WaitGroup
 	ready.Add(callers)
 	var latest [callers]time.Time

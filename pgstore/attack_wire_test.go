@@ -170,8 +170,7 @@ func TestSilenceKeepsNothingLocked(t *testing.T) {
 // busy machine needs.
 func (s *scene) wantFree(t *testing.T, r ratelimit.Request, n int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*aMoment)
-	defer cancel()
+	ctx := within(t, 2*aMoment)
 	if _, err := newStore(t, s.side).Allow(ctx, r); err != nil { // it may be paused by now
 		t.Fatalf("silent from answer %d on: %v", n, err)
 	}
@@ -241,54 +240,27 @@ func wantEnds(t *testing.T, store *pgstore.Store) {
 	const guard = 2 * aMoment
 	ctx, cancel := context.WithCancel(t.Context()) // has no deadline
 	defer cancel()
-	verbs := map[string]func(context.Context, ratelimit.Limit) error{
-		"Allow": func(ctx context.Context, l ratelimit.Limit) error { _, err := store.Allow(ctx, l.For("1")); return err },
-		"several": func(ctx context.Context, l ratelimit.Limit) error {
-			return errOf(store.Allow(ctx, l.For("2"), l.For("3")))
-		},
-		"Reserve": func(ctx context.Context, l ratelimit.Limit) error { return errOf(store.Reserve(ctx, l.For("4"))) },
-		"Check":   func(ctx context.Context, l ratelimit.Limit) error { _, err := store.Check(ctx, l.For("5")); return err },
-		"Credit":  func(ctx context.Context, l ratelimit.Limit) error { return errOf(store.Credit(ctx, l.For("6"))) },
-		"Cancel": func(ctx context.Context, l ratelimit.Limit) error {
-			return errOf(store.Cancel(ctx, paid(l.For("7")).Receipt))
-		},
-		"AllowFunc": func(ctx context.Context, l ratelimit.Limit) error {
-			return errOf(store.AllowFunc(ctx, []ratelimit.Request{l.For("8")}, nothingToDo))
-		},
-		"ReserveFunc": func(ctx context.Context, l ratelimit.Limit) error {
-			return errOf(store.ReserveFunc(ctx, []ratelimit.Request{l.For("9")}, nothingToDo))
-		},
-		"Change": func(ctx context.Context, l ratelimit.Limit) error {
-			return errOf(store.Change(ctx, l, shardedSlow(ratelimit.NameOf(l), 10, 2), "10"))
-		},
-		"Prune":  func(ctx context.Context, l ratelimit.Limit) error { _, err := store.Prune(ctx, l); return err },
-		"Reset":  func(ctx context.Context, l ratelimit.Limit) error { return resetKey(ctx, store, l, "11") },
-		"Pause":  func(ctx context.Context, l ratelimit.Limit) error { return pauseKey(ctx, store, l, "12", time.Hour) },
-		"Resume": func(ctx context.Context, l ratelimit.Limit) error { return store.Resume(ctx, l, "13") },
-		"Names":  func(ctx context.Context, _ ratelimit.Limit) error { _, err := store.Names(ctx); return err },
-		"Forget": func(ctx context.Context, l ratelimit.Limit) error {
-			return errOf(store.Forget(ctx, ratelimit.NameOf(l)))
-		},
-		"Ready": func(ctx context.Context, _ ratelimit.Limit) error { return store.Ready(ctx) },
-	}
+	verbs := append(tableVerbs, ownVerbs...)
+	verbs = append(verbs, ownVerb{"Change", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		return false, errOf(s.Change(ctx, r.Limit, shardedSlow(ratelimit.NameOf(r.Limit), 10, 2), r.Key))
+	}})
 	type ended struct {
 		verb string
 		err  error
 	}
 	ends := make(chan ended, len(verbs))
-	for verb, do := range verbs {
-		go func() { ends <- ended{verb, do(ctx, slow("l", 10))} }()
+	for _, verb := range verbs {
+		go func() { ends <- ended{verb.name, errOf(verb.do(ctx, store, slow("l", 10).For(verb.name)))} }()
 	}
 	over := time.After(guard)
-	for len(verbs) > 0 {
+	for left := len(verbs); left > 0; left-- {
 		select {
 		case e := <-ends:
-			delete(verbs, e.verb)
 			if !errors.Is(e.err, context.DeadlineExceeded) {
 				t.Errorf("%s: got %v, want that its time was over", e.verb, e.err)
 			}
 		case <-over:
-			t.Errorf("%d verbs have not ended after %v", len(verbs), guard)
+			t.Errorf("%d verbs have not ended after %v", left, guard)
 			return
 		}
 	}

@@ -278,8 +278,7 @@ func TestAcquireWaitEnds(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	holdStores(t, func(t *testing.T, store flightStore, _ func() pgx.Tx) {
-		short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		defer cancel()
+		short := within(t, 50*time.Millisecond)
 		first := takePermit(t, store, brief, "k")
 		if permit, err := store.AcquireWait(short, brief.For("k")); permit.OK || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("AcquireWait until the deadline: got %v and %v", permit, err)

@@ -706,8 +706,7 @@ func TestLastPermitTakenMeanwhile(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	store, others := newStore(t, db), newStore(t, db)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
+	ctx := within(t, 20*time.Second)
 	rate := ratelimit.TokenBucket{Name: "rate", Rate: 10, Period: time.Hour}
 	must(t, store.Permits().Release(ctx, takePermit(t, store.Permits(), one, "k")))
 	blocker, tx := begin(t, db, pgx.ReadCommitted), begin(t, db, pgx.ReadCommitted)

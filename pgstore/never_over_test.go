@@ -291,8 +291,7 @@ func (a *tooLate) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.Tra
 // lock the rows in the end, so nobody comes before.)
 func TestAlwaysTooLate(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
+	ctx := within(t, 30*time.Second)
 	limit := slow("contested", 1)
 	tracer := &tooLate{}
 	db, store := setUp(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = tracer }))

@@ -33,8 +33,7 @@ func TestProbe(t *testing.T) {
 
 	silence := func(int) relay.Fate { return relay.Silence }
 	r.interfere(nil, silence)
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
+	ctx := within(t, 200*time.Millisecond)
 	if err := s.store.Probe(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("through a silent network: Probe() = %v, want its deadline", err)
 	}
@@ -45,8 +44,7 @@ func TestProbe(t *testing.T) {
 	r.interfere(nil, nil)
 	opened := s.Pool.Stat().NewConnsCount()
 	held = acquireConn(t, s.Pool)
-	ctx, cancel = context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
+	ctx = within(t, 200*time.Millisecond)
 	if err := s.store.Probe(ctx); !errors.Is(err, context.DeadlineExceeded) || s.store.PoolInUse() {
 		t.Errorf("after a silence, with the pool held: Probe() = %v, PoolInUse() = %v, want its deadline and false", err, s.store.PoolInUse())
 	}
@@ -80,8 +78,7 @@ func TestProbeOfCommits(t *testing.T) {
 		}
 	}
 	probe := func(lasts time.Duration) error {
-		ctx, cancel := context.WithTimeout(t.Context(), lasts)
-		defer cancel()
+		ctx := within(t, lasts)
 		return store.Probe(ctx)
 	}
 	exec("ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")

@@ -180,48 +180,6 @@ func TestRowsInvalid(t *testing.T) {
 	})
 }
 
-// Of a large table it tells what was asked for, across the pages that it reads. (That these
-// are ranges of the index is for a test of package table.)
-func TestRowsOfMany(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	const keys = 60_000
-	db := pgtest.New(t)
-	limit := ratelimit.TokenBucket{Name: "many", Rate: 10, Period: time.Hour}
-	if _, err := db.Pool.Exec(t.Context(), fmt.Sprintf(`INSERT INTO %[1]s.rate_limits (name, key, shard, value, ts)
-		SELECT n.name, 'org ' || lpad((i / 100)::text, 6, '0') || '/' || i %% 100, 0, 5, clock_timestamp()
-		FROM generate_series(0, %[2]d - 1) AS i, (VALUES ('lots'), ('many'), ('more')) AS n (name)`, db.Schema, keys/3)); err != nil {
-		t.Fatal(err)
-	}
-	store := newStore(t, db)
-	for _, page := range []ratelimit.Page{{Most: 50}, {Prefix: "org 000150/"}, {Prefix: "org 000150/", After: "org 000150/50", Most: 10}} {
-		told := 0
-		for status, err := range store.Rows(t.Context(), limit, page) {
-			must(t, err)
-			if told++; status.Value < 5 || !strings.HasPrefix(status.Request.Key, page.Prefix) {
-				t.Errorf("%+v: %v", page, status)
-			}
-		}
-		want := page.Most
-		if want == 0 {
-			want = 100
-		}
-		if told != want {
-			t.Errorf("%+v: told of %d keys, want %d", page, told, want)
-		}
-	}
-	told := 0
-	begun := time.Now()
-	for _, err := range store.Rows(t.Context(), limit, ratelimit.Page{}) {
-		must(t, err)
-		told++
-	}
-	t.Logf("all %d of %d rows in %v", told, keys, time.Since(begun))
-	if told != keys/3 {
-		t.Errorf("told of %d keys, want %d", told, keys/3)
-	}
-}
-
 func TestCheckEach(t *testing.T) {
 	t.Parallel()
 	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: 10 * time.Second}

@@ -1,7 +1,6 @@
 package pgstore_test
 
 import (
-	"context"
 	"errors"
 	"testing"
 	"time"
@@ -136,8 +135,7 @@ func TestShadowRollsBack(t *testing.T) {
 func TestShadowPutsNothingOff(t *testing.T) {
 	t.Parallel()
 	modeStores(t, func(t *testing.T, _ *pgtest.DB, store *pgstore.Store) {
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-		defer cancel()
+		ctx := within(t, 30*time.Second)
 		ahead := ratelimit.TokenBucket{Name: "ahead", Rate: 1, Period: time.Hour, MaxReserved: 2}
 		for i := range 5 {
 			begun := time.Now()

@@ -1,8 +1,6 @@
 package pgstore_test
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
@@ -202,29 +200,6 @@ func TestShardsWithoutPool(t *testing.T) {
 			mustTake(t, checked, err)
 		})
 	}
-}
-
-// TestShardsWithPoolInTransactions: every connection is in a transaction of a
-// caller's whose next call must look.
-func TestShardsWithPoolInTransactions(t *testing.T) {
-	t.Parallel()
-	db, store := setUp(t, maxConns(2))
-	l := slow("l", 8)
-	l.Shards = 8
-	first, second := begin(t, db, pgx.ReadCommitted), begin(t, db, pgx.ReadCommitted)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	result, err := store.AllowTx(ctx, first, l.ForN("k", 3)) // of three shards
-	mustTake(t, result, err)
-	must(t, first.Commit(ctx))
-	first = begin(t, db, pgx.ReadCommitted)
-	result, err = store.AllowTx(ctx, second, l.ForN("k", 5))
-	mustTake(t, result, err)
-	result, err = store.AllowTx(ctx, second, l.For("k"))
-	if err != nil || result.OK {
-		t.Errorf("got OK %v, error %v, want a refusal", result.OK, err)
-	}
-	should(t, errors.Join(first.Rollback(ctx), second.Commit(ctx)))
 }
 
 // tickOf is how long a limit's clock stands still at a time.

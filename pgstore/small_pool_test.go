@@ -1,7 +1,6 @@
 package pgstore_test
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -18,8 +17,7 @@ import (
 func TestOneConnection(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.MaxConns = 1 }))
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
+	ctx := within(t, 30*time.Second)
 	for name, portable := range map[string]bool{"plain": false, "portable": true} {
 		t.Run(name, func(t *testing.T) {
 			store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Portable: portable})
@@ -53,6 +51,13 @@ func TestOneConnection(t *testing.T) {
 				must(store.Check(ctx, row.ForN("k2", 0))) // in the loop, no connection is held
 			}
 			must(store.AllowFunc(ctx, some, func(pgx.Tx, ratelimit.Result) error { return nil }))
+			should(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+				must(store.AllowTx(ctx, tx, rows.ForN("tx", 9))) // of several shards
+				if result, err := store.AllowTx(ctx, tx, rows.ForN("tx", 2)); err != nil || result.OK {
+					t.Errorf("got OK %v, error %v, want a refusal", result.OK, err)
+				}
+				return nil
+			}))
 			should(t, errOf(store.Pause(ctx, rows, "k", time.Hour)))
 			should(t, errOf(store.PauseEach(ctx, some, time.Hour)))
 			should(t, store.Reset(ctx, rows, "k"))

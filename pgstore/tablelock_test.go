@@ -55,8 +55,7 @@ func wantTableNamed(t *testing.T, db *pgtest.DB, words string) {
 			},
 		} {
 			eventually(t, verb+" says "+words, func() bool { // where the look was not answered in time
-				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-				defer cancel()
+				ctx := within(t, 100*time.Millisecond)
 				err := do(ctx)
 				if !errors.Is(err, context.DeadlineExceeded) || strings.Contains(err.Error(), "secret") {
 					t.Fatalf("%s: got %v", verb, err)

@@ -206,8 +206,7 @@ func TestWaitersOfSeveralInOrder(t *testing.T) {
 func largeBeforeSmall(t *testing.T, store permits, inLine func(came int)) {
 	limit := ratelimit.InFlight{Name: "order", Limit: 3, Lease: time.Minute}
 	held := request(t, store, limit.ForN("", 2))
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
+	ctx := within(t, 30*time.Second)
 	served := make(chan ratelimit.Permit, 2)
 	for i, n := range []int{3, 1} {
 		go func() {
@@ -230,13 +229,11 @@ func TestWaiterOfSeveralGivesUp(t *testing.T) {
 	holdStores(t, func(t *testing.T, store flightStore, _ func() pgx.Tx) {
 		limit := ratelimit.InFlight{Name: "gives up", Limit: 4, Lease: time.Minute}
 		one := request(t, store, limit.For(""))
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		defer cancel()
+		ctx := within(t, 500*time.Millisecond)
 		if permit, err := store.AcquireWait(ctx, limit.ForN("", 4)); !errors.Is(err, context.DeadlineExceeded) || permit.OK {
 			t.Errorf("got %v, and %v", permit, err)
 		}
-		ctx, cancel = context.WithTimeout(t.Context(), 20*time.Second)
-		defer cancel()
+		ctx = within(t, 20*time.Second)
 		if permit, err := store.AcquireWait(ctx, limit.ForN("", 3)); err != nil || !permit.OK {
 			t.Errorf("got %v, and %v, want what it had", permit, err)
 		}
@@ -261,8 +258,7 @@ func TestWaitersOfSeveralDoNotWaitForEachOther(t *testing.T) {
 		if portable { // in which nobody collects
 			requests = requests[2:]
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
-		defer cancel()
+		ctx := within(t, 60*time.Second)
 		var work sync.WaitGroup
 		var inA, inB atomic.Int64
 		for i := range 2 * len(requests) {
