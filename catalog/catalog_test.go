@@ -106,8 +106,8 @@ func must(tb testing.TB, err error) {
 	}
 }
 
-// errOf returns the error of an edit.
-func errOf(_ catalog.Edit, err error) error { return err }
+// errOf returns the error of a call that returns a value besides.
+func errOf[T any](_ T, err error) error { return err }
 
 // edited is must for an edit.
 func edited(tb testing.TB) func(catalog.Edit, error) {
@@ -128,8 +128,7 @@ func wantLimit(tb testing.TB, c *catalog.Catalog, of ratelimit.Limit, key string
 
 func exec(tb testing.TB, db *pgtest.DB, sql string, args ...any) {
 	tb.Helper()
-	_, err := db.Pool.Exec(tb.Context(), inSchema(db, sql), args...)
-	must(tb, err)
+	must(tb, errOf(db.Pool.Exec(tb.Context(), inSchema(db, sql), args...)))
 }
 
 func inSchema(db *pgtest.DB, sql string) string {
@@ -301,9 +300,7 @@ func TestHistory(t *testing.T) {
 		if of, err := c.KeyHistory(ctx, "other", "b", 0); err != nil || len(of) != 0 {
 			t.Errorf("of another limit: got %+v, %v", of, err)
 		}
-		if _, err := c.Unset(ctx, "api", "b"); err != nil {
-			t.Error(err)
-		}
+		must(t, errOf(c.Unset(ctx, "api", "b")))
 		if changes, err = c.History(ctx, "", 2); err != nil || len(changes) != 2 || changes[0].Became != nil {
 			t.Errorf("the newest two: got %+v, %v", changes, err)
 		}
@@ -483,8 +480,7 @@ func TestChangesAreFound(t *testing.T) {
 	early, err := db.Pool.Begin(ctx)
 	must(t, err)
 	defer early.Rollback(ctx)
-	_, err = early.Exec(ctx, inSchema(db, "INSERT INTO rate_limit_definitions (name, key, rate) VALUES ('api', 'early', 1)"))
-	must(t, err)
+	must(t, errOf(early.Exec(ctx, inSchema(db, "INSERT INTO rate_limit_definitions (name, key, rate) VALUES ('api', 'early', 1)"))))
 	late := make(chan error, 1)
 	go func() {
 		_, err := db.Pool.Exec(ctx, inSchema(db, "INSERT INTO rate_limit_definitions (name, key, rate) VALUES ('api', 'late', 2)"))
@@ -820,8 +816,7 @@ func TestWho(t *testing.T) {
 		must(t, err)
 		must(t, c.Apply(as("bob"), &preview))
 		edited(t)(c.Unset(as("ann \"the boss\" 'o"), "api", "a"))
-		_, err = c.Forget(as("eve"), "api")
-		must(t, err)
+		must(t, errOf(c.Forget(as("eve"), "api")))
 		changes, err := c.History(t.Context(), "", 0)
 		must(t, err)
 		var got []string
@@ -851,8 +846,7 @@ func TestWhoInTransactions(t *testing.T) {
 	c, _ := newCatalog(t, db)
 	must(t, c.Publish(t.Context(), api))
 	must(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
-		_, err := c.SetTx(catalog.WithWho(t.Context(), "ann"), tx, "api", "a", catalog.Override{Rate: 50})
-		return err
+		return errOf(c.SetTx(catalog.WithWho(t.Context(), "ann"), tx, "api", "a", catalog.Override{Rate: 50}))
 	}))
 	exec(t, db, "BEGIN; SET LOCAL ratelimit.who = 'bob'; UPDATE rate_limit_definitions SET rate = 60 WHERE key = 'a'; COMMIT")
 	exec(t, db, "UPDATE rate_limit_definitions SET rate = 70 WHERE key = 'a'") // on a connection that has had the setting

@@ -149,8 +149,7 @@ func TestNothingChanged(t *testing.T) {
 	tx, err := db.Pool.Begin(ctx)
 	must(t, err)
 	defer tx.Rollback(ctx)
-	_, err = tx.Exec(ctx, inSchema(db, "LOCK TABLE rate_limit_definitions, rate_limit_history IN EXCLUSIVE MODE")) // which goes with plain reading only
-	must(t, err)
+	must(t, errOf(tx.Exec(ctx, inSchema(db, "LOCK TABLE rate_limit_definitions, rate_limit_history IN EXCLUSIVE MODE")))) // which goes with plain reading only
 	sent.Reset()
 	for range 50 {
 		must(t, c.Refresh(ctx))
@@ -219,15 +218,10 @@ func restricted(t *testing.T, db *pgtest.DB, name, rights string) *pgtest.DB {
 		"; GRANT "+rights+" ON "+db.Schema+".rate_limit_definitions TO "+role+"; GRANT SELECT ON "+db.Schema+".rate_limit_history TO "+role)
 	must(t, err)
 	t.Cleanup(func() {
-		if _, err := db.Pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role); err != nil {
-			t.Error(err)
-		}
+		must(t, errOf(db.Pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role)))
 	})
 	config := db.Pool.Config()
-	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, "SET ROLE "+role)
-		return err
-	}
+	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error { return errOf(conn.Exec(ctx, "SET ROLE "+role)) }
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	must(t, err)
 	t.Cleanup(pool.Close)

@@ -241,9 +241,7 @@ func TestModesInFlight(t *testing.T) {
 				t.Errorf("%q: got %v, %v", key, permit, err)
 			}
 		}
-		if _, err := c.Unset(ctx, "calls", catalog.AllKeys); err != nil {
-			t.Error(err)
-		}
+		must(t, errOf(c.Unset(ctx, "calls", catalog.AllKeys)))
 		want("a", 0, time.Time{})
 		var field *ratelimit.FieldError
 		if err := errOf(c.Set(ctx, "calls", catalog.AllKeys, catalog.Override{Mode: 9})); !errors.As(err, &field) || field.Field != "Mode" {

@@ -102,8 +102,7 @@ func TestEditsKeepWhatWasUsed(t *testing.T) {
 						edited(t)(k.Set(t.Context(), name, catalog.AllKeys, catalog.Override{Rate: tt.was}))
 						clock.add(time.Minute)
 						if db != nil {
-							_, err := k.Complete(t.Context())
-							must(t, err)
+							must(t, errOf(k.Complete(t.Context())))
 						}
 						must(t, k.store.Reset(t.Context(), limit, "alice"))
 						if !k.take(t, limit, "alice", tt.used) {
@@ -123,8 +122,7 @@ func TestEditsKeepWhatWasUsed(t *testing.T) {
 								}
 							}
 							clock.add(10 * time.Second)
-							_, err := k.Complete(t.Context())
-							must(t, err)
+							must(t, errOf(k.Complete(t.Context())))
 						}
 						got, want := k.left(t, limit, "alice"), tt.want-stale
 						if i == 2 && tt.used > tt.becomes {
@@ -178,8 +176,7 @@ func TestKeptHistories(t *testing.T) {
 		}
 		for range 3 { // of a cut that was killed: the cut, what is raised after it, and keys apart
 			h.clock.add(time.Minute)
-			_, err := h.now.Complete(t.Context())
-			must(t, err)
+			must(t, errOf(h.now.Complete(t.Context())))
 		}
 	}
 	var marks int
@@ -238,13 +235,11 @@ func (h *keptHistory) step(t *testing.T) {
 		}
 		if made && killed { // while it completed a cut, which another does in its place
 			h.clock.add(31 * time.Second)
-			_, err := h.late.Complete(t.Context())
-			must(t, err)
+			must(t, errOf(h.late.Complete(t.Context())))
 			h.right = after.Refill(h.right, h.clock.now())
 		}
 	case 2:
-		_, err := h.late.Complete(t.Context())
-		must(t, err)
+		must(t, errOf(h.late.Complete(t.Context())))
 	case 12:
 		edited(t)(h.now.Set(t.Context(), ratelimit.NameOf(h.limit), "k", catalog.Override{MaxReserved: float64(1 + h.r.IntN(90))}))
 	case 13:
@@ -319,11 +314,9 @@ func TestKilledEditsForAllKeys(t *testing.T) {
 			must(t, k.Publish(t.Context(), limit))
 			right := map[string]float64{"little": 95, "much": 5, "debt": -30, "paused": 40, "raised": 60, "apart": 30, "own": 10}
 			for key, left := range right {
-				_, err := k.store.(*pgstore.Store).Reserve(t.Context(), limit.ForN(key, 100-left))
-				must(t, err)
+				must(t, errOf(k.store.(*pgstore.Store).Reserve(t.Context(), limit.ForN(key, 100-left))))
 			}
-			_, err := k.store.Pause(t.Context(), limit, "paused", time.Minute)
-			must(t, err)
+			must(t, errOf(k.store.Pause(t.Context(), limit, "paused", time.Minute)))
 			edited(t)(k.Set(t.Context(), limit.Name, "apart", catalog.Override{MaxReserved: 10}))
 			edited(t)(k.Set(t.Context(), limit.Name, "own", catalog.Override{Rate: 50}))
 			edited(t)(k.Set(t.Context(), limit.Name, "raised", catalog.Override{Capacity: 110}))
@@ -339,8 +332,7 @@ func TestKilledEditsForAllKeys(t *testing.T) {
 			outcomes[made]++
 			for range 3 {
 				clock.add(31 * time.Second)
-				_, err = k.Complete(t.Context())
-				must(t, err)
+				must(t, errOf(k.Complete(t.Context())))
 			}
 			for key, want := range right {
 				if got := k.left(t, limit, key); got != want {
@@ -379,8 +371,7 @@ func TestEditsOfKeysBesideOneForAll(t *testing.T) {
 	left := func(want float64) {
 		t.Helper()
 		clock.add(time.Minute)
-		_, err := k.Complete(t.Context())
-		must(t, err)
+		must(t, errOf(k.Complete(t.Context())))
 		for i := range 500 {
 			if got := k.left(t, monthly, fmt.Sprintf("%03d", i)); got != want {
 				t.Fatalf("key %d has %v left, want %v", i, got, want)
@@ -415,8 +406,7 @@ func TestRaiseOfAKeyWithoutARow(t *testing.T) {
 		t.Fatalf("%v, %v", result, err)
 	}
 	clock.add(10 * time.Second)
-	_, err := k.Complete(t.Context())
-	must(t, err)
+	must(t, errOf(k.Complete(t.Context())))
 	if got := k.left(t, monthly, "new"); got != 999 {
 		t.Errorf("%v left, want 999", got)
 	}
@@ -440,12 +430,10 @@ func TestRaiseBesideALockedRow(t *testing.T) {
 	tx, err := db.Pool.Begin(t.Context())
 	must(t, err)
 	defer tx.Rollback(context.Background())
-	_, err = tx.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits WHERE key = 'b' FOR UPDATE")
-	must(t, err)
+	must(t, errOf(tx.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits WHERE key = 'b' FOR UPDATE")))
 	for i, want := range [][]float64{{200, 0, 200}, {200, 200, 200}} {
 		clock.add(time.Minute)
-		_, err := k.Complete(t.Context())
-		must(t, err)
+		must(t, errOf(k.Complete(t.Context())))
 		for j, key := range []string{"a", "b", "c"} {
 			if got := k.left(t, monthly, key); got != want[j] {
 				t.Errorf("after %d: %s has %v left, want %v", i, key, got, want[j])
@@ -485,8 +473,7 @@ func TestRaiseBesideTheOldDefinition(t *testing.T) {
 	if n, err := k.Complete(t.Context()); err != nil || n != 0 || k.left(t, monthly, "acme") != 0 {
 		t.Errorf("%d keys completed before it was due, %v", n, err)
 	}
-	_, err = db.Pool.Exec(t.Context(), "UPDATE "+db.Schema+".rate_limit_pending SET due = clock_timestamp() - interval '1 minute'")
-	must(t, err)
+	must(t, errOf(db.Pool.Exec(t.Context(), "UPDATE "+db.Schema+".rate_limit_pending SET due = clock_timestamp() - interval '1 minute'")))
 	if names, err := k.Overdue(t.Context(), 30*time.Second); err != nil || len(names) != 1 || names[0] != "monthly" {
 		t.Errorf("overdue: %q, %v", names, err)
 	}
@@ -545,8 +532,7 @@ func TestEditsWhileARaiseIsPending(t *testing.T) {
 					take(old, "alice", 1)
 					clock.add(10 * time.Second)
 					for range 2 {
-						_, err := k.Complete(t.Context())
-						must(t, err)
+						must(t, errOf(k.Complete(t.Context())))
 						clock.add(10 * time.Second)
 					}
 					if got, want := k.left(t, limit, "alice"), max(0, becomes-used); got > want+0.1 || got < want-0.1 { // a bucket fills by 2 an hour
@@ -569,8 +555,7 @@ func TestEditsOfAKeyInDebtWhileARaiseIsPending(t *testing.T) {
 			limit := ratelimit.FixedWindow{Name: fmt.Sprint(becomes, key == "acme"), Rate: 100, Every: ratelimit.Month}
 			must(t, k.Publish(t.Context(), limit))
 			reserve := func(n float64) {
-				_, err := k.store.(*pgstore.Store).Reserve(t.Context(), limit.ForN("acme", n)) // by the code's definition
-				must(t, err)
+				must(t, errOf(k.store.(*pgstore.Store).Reserve(t.Context(), limit.ForN("acme", n)))) // by the code's definition
 			}
 			reserve(110)
 			edited(t)(k.Set(t.Context(), limit.Name, key, catalog.Override{Rate: 1000}))
@@ -578,8 +563,7 @@ func TestEditsOfAKeyInDebtWhileARaiseIsPending(t *testing.T) {
 			reserve(1)
 			for range 2 {
 				clock.add(20 * time.Second)
-				_, err := k.Complete(t.Context())
-				must(t, err)
+				must(t, errOf(k.Complete(t.Context())))
 			}
 			if got := k.left(t, limit, "acme"); got != want {
 				t.Errorf("one key %v: raised to 1,000, then %v: %v left, want %v", key == "acme", becomes, got, want)

@@ -50,9 +50,7 @@ func TestModes(t *testing.T) {
 		want("e", ratelimit.ModeRefuse, time.Time{})
 		want("f", ratelimit.ModeRefuse, soon)
 		want("g", ratelimit.ModeRefuse, soon)
-		if _, err := c.Unset(ctx, "api", catalog.AllKeys); err != nil {
-			t.Error(err)
-		}
+		must(t, errOf(c.Unset(ctx, "api", catalog.AllKeys)))
 		want("a", ratelimit.ModeEnforce, time.Time{})
 		want("b", 0, time.Time{})
 		want("f", 0, time.Time{})

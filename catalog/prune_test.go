@@ -66,14 +66,8 @@ func pruneByAnOverride(t *testing.T, c *catalog.Catalog, store, another pruningS
 	}{
 		{"a take, by the catalog", func() error { _, err := store.Allow(ctx, large); return err }, func() (int64, error) { return c.Prune(ctx, another, permits) }},
 		{"a take", func() error { _, err := store.Allow(ctx, large); return err }, byStore},
-		{"a preview", func() error {
-			_, err := c.Preview(ctx, "api", "large", &catalog.Override{Capacity: 90_000})
-			return err
-		}, byStore},
-		{"an edit of the override", func() error {
-			_, err := c.Set(ctx, "api", "large", catalog.Override{Capacity: 80_000})
-			return err
-		}, byStore},
+		{"a preview", func() error { return errOf(c.Preview(ctx, "api", "large", &catalog.Override{Capacity: 90_000})) }, byStore},
+		{"an edit of the override", func() error { return errOf(c.Set(ctx, "api", "large", catalog.Override{Capacity: 80_000})) }, byStore},
 		{"a pause", func() error { _, err := store.Pause(ctx, large.Limit, "large", time.Second); return err }, byStore},
 		{"a resume", func() error { return store.Resume(ctx, large.Limit, "large") }, byStore},
 		{"a reset", func() error { return store.Reset(ctx, large.Limit, "large") }, byStore},
