@@ -232,8 +232,6 @@ func TestServerThatNeverAnswers(t *testing.T) {
 	})
 }
 
-func nothingToDo(pgx.Tx, ratelimit.Result) error { return nil }
-
 // wantEnds wants from all verbs on their own, soon after 300 ms, that their time was over.
 func wantEnds(t *testing.T, store *pgstore.Store) {
 	t.Helper()

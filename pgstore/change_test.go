@@ -15,64 +15,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/memstore"
-	"github.com/pgratelimit/ratelimit/pgstore"
 )
-
-// What a limit holds, and owes, is the same with another number of shards.
-func TestChangeOfShards(t *testing.T) {
-	t.Parallel()
-	ctx, now := t.Context(), time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	db := pgtest.New(t)
-	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Clock: func() time.Time { return now }})
-	must(t, err)
-	sharded := func(n int) ratelimit.TokenBucket {
-		return ratelimit.TokenBucket{Name: "l", Rate: 60, Period: time.Minute, Capacity: 120, Shards: n}
-	}
-	for _, test := range []struct {
-		name  string
-		from  int
-		to    int
-		take  float64
-		wait  time.Duration
-		value float64
-	}{
-		{"more", 2, 8, 100, 0, 20},
-		{"fewer", 8, 3, 100, 0, 20},
-		{"one", 8, 1, 50, 0, 70},
-		{"fewer, later", 8, 1, 120, 10 * time.Second, 10},
-		{"from one, in debt", 1, 4, 150, 0, -30},
-		{"fewer, in debt", 6, 2, 150, 0, -30},
-		{"no row yet", 4, 2, 0, 0, 120},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			from, to := sharded(test.from), sharded(test.to)
-			must(t, store.Reset(ctx, from, "k"))
-			if test.take > 0 {
-				if result, err := store.Reserve(ctx, from.ForN("k", test.take)); err != nil || !result.OK {
-					t.Fatalf("Reserve() = %v, %v", result.OK, err)
-				}
-			}
-			now = now.Add(test.wait)
-			must(t, errOf(store.Change(ctx, from, to, "k")))
-			result, err := store.Check(ctx, to.For("k"))
-			if err != nil || result.Value < test.value-1e-6 || result.Value > test.value+1e-6 {
-				t.Errorf("value = %v, %v, want %v", result.Value, err, test.value)
-			}
-			var rows, highest int
-			sql := `SELECT count(*), coalesce(max(shard), -1) FROM ` + db.Schema + `.rate_limits WHERE name = 'l' AND key = 'k'`
-			must(t, db.Pool.QueryRow(ctx, sql).Scan(&rows, &highest))
-			// Those that are not used any more are empty: full ones, or none, would be
-			// granted by who has the old definition.
-			want := max(test.from, test.to)
-			if test.take == 0 { // full by either
-				want = 0
-			}
-			if rows != want || highest != want-1 {
-				t.Errorf("%d rows up to shard %d, want %d", rows, highest, want)
-			}
-		})
-	}
-}
 
 // A definition of another name or kind, or a malformed one, is an error that names both, and
 // changes nothing.
