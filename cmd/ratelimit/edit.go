@@ -21,6 +21,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/erase"
 	"github.com/pgratelimit/ratelimit/internal/inspect"
+	"github.com/pgratelimit/ratelimit/internal/intx"
 	"github.com/pgratelimit/ratelimit/internal/visible"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
@@ -533,7 +534,8 @@ func (e *edit) change(ctx context.Context, from, to map[string]string, all bool)
 // changeKeys changes keys in one transaction, and returns their statuses before and after it. With an error
 // and statuses before it, the keys are changed.
 func (e *edit) changeKeys(ctx context.Context, from, to map[string]string, keys []string) (before, after []ratelimit.Status, err error) {
-	changes, asked := make([]ratelimit.Replacement, len(keys)), make([]ratelimit.Request, len(keys))
+	changes := make([]ratelimit.Replacement, len(keys))
+	asked, rows := make([]ratelimit.Request, len(keys)), make([]ratelimit.Request, len(keys)) // rows may be locked
 	for i, key := range keys {
 		r := ratelimit.Replacement{Key: key}
 		if r.From, err = with(e.of(key).Limit, from); err == nil {
@@ -543,12 +545,11 @@ func (e *edit) changeKeys(ctx context.Context, from, to map[string]string, keys 
 			return nil, nil, err
 		}
 		changes[i], asked[i] = r, ratelimit.Request{Limit: r.To, Key: key}
+		if rows[i] = asked[i]; r.From.Definition().Shards > r.To.Definition().Shards {
+			rows[i].Limit = r.From
+		}
 	}
-	most := changes[0].From // of whose rows another transaction may have one locked
-	if changes[0].To.Definition().Shards > most.Definition().Shards {
-		most = changes[0].To
-	}
-	err = e.desk.Store.ReplaceFunc(ctx, most, keys, func(ctx context.Context, tx pgx.Tx) (err error) {
+	err = e.desk.Store.ReplaceFunc(ctx, rows, func(ctx context.Context, tx pgx.Tx) (err error) {
 		before, err = e.desk.Store.ReplaceTx(ctx, tx, changes...)
 		return err
 	})
@@ -699,7 +700,7 @@ what is made of several parts or of a hash, name each key: see "ratelimit key".`
 				return err
 			}
 			defer pool.Close()
-			return asBad(pgx.BeginFunc(cmd.Context(), pool, func(tx pgx.Tx) error { return o.erase(cmd, tx, keys) }))
+			return asBad(intx.Do(cmd.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return o.erase(cmd, tx, keys) }))
 		},
 	}))
 }
