@@ -214,7 +214,7 @@ func (e *edit) done(what, key string, result *ratelimit.Result) error {
 	if !result.PausedUntil.IsZero() {
 		paused = ", paused until " + inspect.Instant(result.PausedUntil)
 	}
-	p.say("%s %s: %s of %s left%s", what, p.key(key), inspect.Amount(result.Value), inspect.Amount(result.Capacity), paused)
+	p.say("%s %s: %s of %s left%s", what, p.key(key), visible.Amount(result.Value), visible.Amount(result.Capacity), paused)
 	return nil
 }
 
@@ -236,7 +236,7 @@ func (e *edit) confirmedFor(ctx context.Context, verb string) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		what += fmt.Sprintf(", which has %s of %s left", inspect.Amount(now.Value), inspect.Amount(now.Capacity))
+		what += fmt.Sprintf(", which has %s of %s left", visible.Amount(now.Value), visible.Amount(now.Capacity))
 	}
 	return e.confirmed(e.cmd, what)
 }
@@ -284,7 +284,7 @@ func creditCommand(o *options) *cobra.Command {
 						return err
 					}
 				}
-				if ok, err := e.confirmedFor(ctx, "give "+inspect.Amount(count)+" to"); !ok {
+				if ok, err := e.confirmedFor(ctx, "give "+visible.Amount(count)+" to"); !ok {
 					return err
 				}
 				return e.eachAlone(ctx, "credited", func(r ratelimit.Request) error {
@@ -516,7 +516,7 @@ func (e *edit) change(ctx context.Context, from, to map[string]string, all bool)
 		}
 		for i, key := range some {
 			if !all && !p.json {
-				p.say("changed %s: %s of %s left → %s of %s left", p.key(key), inspect.Amount(before[i].Value), inspect.Amount(before[i].Capacity), inspect.Amount(after[i].Value), inspect.Amount(after[i].Capacity))
+				p.say("changed %s: %s of %s left → %s of %s left", p.key(key), visible.Amount(before[i].Value), visible.Amount(before[i].Capacity), visible.Amount(after[i].Value), visible.Amount(after[i].Capacity))
 			}
 		}
 	}
