@@ -348,7 +348,7 @@ func (s *Store) inFlight(limit ratelimit.InFlight, key string, rates []ratelimit
 		return decide.Key{}, err
 	}
 	if len(rates) > 0 {
-		if _, err := s.known.Call(decide.All, false, rates); err != nil {
+		if _, err := s.known.Definitions.Call(decide.All, false, nil, rates); err != nil {
 			return decide.Key{}, err
 		}
 	}

@@ -27,8 +27,7 @@ type Call struct {
 	Demands []Demand
 
 	// Plain marks an allow of one limit without Above, whose row has a value and no shards: the
-	// call of most users. It is set as a short cut only; a call like that may lack it. A
-	// reservation never has it.
+	// call of most users. Only [Definitions.Plain] sets it, so its definition is noted.
 	Plain bool
 
 	asked float64 // the count of an AtMost call; that of its demand is cut to what the limit can ever grant
@@ -41,12 +40,6 @@ type Demand struct {
 	Floor      float64 // the lowest value to leave behind: in all shards together if it is above 0, otherwise divided among them
 	index      int     // the place of its request in the call
 	noted      bool    // the definition comes from Definitions, which has checked it
-}
-
-// Met returns the limit of a request if it was found valid before, otherwise nil. [Definitions]
-// implements it.
-type Met interface {
-	of(r ratelimit.Request) *validated
 }
 
 // validated is a valid limit with its definition.
@@ -123,13 +116,7 @@ func New(reserve bool, requests ...ratelimit.Request) (Call, error) {
 
 // NewIn does what New does, and reuses the slice demands if it is large enough. It skips the checks
 // of limits that met has found valid; met may be nil.
-func NewIn(met Met, demands []Demand, reserve bool, requests ...ratelimit.Request) (Call, error) {
-	if len(requests) == 1 && met != nil && !reserve {
-		if v := met.of(requests[0]); v != nil && v.allows(&requests[0]) {
-			demands = append(demands[:0], Demand{Request: requests[0], Definition: v.definition, noted: true})
-			return Call{Plain: true, Demands: demands}, nil
-		}
-	}
+func NewIn(met *Definitions, demands []Demand, reserve bool, requests ...ratelimit.Request) (Call, error) {
 	if err := badNumber(len(requests), ratelimit.MaxRequests); err != nil {
 		return Call{}, err
 	}
@@ -262,11 +249,11 @@ func NewChecks(requests ...ratelimit.Request) (Call, error) {
 }
 
 // add adds a request to c. It skips the checks of a limit that met has found valid.
-func (c *Call) add(met Met, r *ratelimit.Request) error {
+func (c *Call) add(met *Definitions, r *ratelimit.Request) error {
 	var d bucket.Definition
 	noted := false
 	if met != nil {
-		if v := met.of(*r); v != nil {
+		if v := met.of(r); v != nil {
 			d, noted = v.definition, true
 		}
 	}

@@ -38,7 +38,7 @@ func (v Verb) Observed(reserve bool) ratelimit.Verb {
 
 // Call returns the call of requests without modes. Its errors are those of [New], [NewAtMost] or
 // [NewFirst]. See NewIn for met and demands.
-func (v Verb) Call(met Met, demands []Demand, reserve bool, requests []ratelimit.Request) (Call, error) {
+func (v Verb) Call(met *Definitions, demands []Demand, reserve bool, requests []ratelimit.Request) (Call, error) {
 	switch v {
 	case AtMost:
 		return NewAtMost(requests[0])

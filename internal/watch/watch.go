@@ -77,6 +77,13 @@ func (w *Watch) Add(e Effort) {
 	w.Queued, w.Retries, w.Batch = w.Queued+e.Queued, w.Retries+e.Retries, e.Batch
 }
 
+// InMemory notes that memory has answered the verb.
+func (w *Watch) InMemory() {
+	if w != nil {
+		w.Form = ratelimit.FormMemory
+	}
+}
+
 // Start starts the time of a verb, unless it runs already, and returns now; without an observer it
 // returns the zero time.
 func (w *Watch) Start() (now time.Time) {

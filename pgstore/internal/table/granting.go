@@ -57,7 +57,7 @@ func byKind(grants []Grant) (kinds [][]*Grant) {
 		if g.never() {
 			continue
 		}
-		n := slices.IndexFunc(kinds, func(same []*Grant) bool { return same[0].Definition.Statements() == g.Definition.Statements() })
+		n := slices.IndexFunc(kinds, func(same []*Grant) bool { return same[0].Definition.Form() == g.Definition.Form() })
 		if n < 0 {
 			n, kinds = len(kinds), append(kinds, make([]*Grant, 0, len(grants)))
 		}
@@ -105,7 +105,7 @@ func (r *returned) report(g *Grant, now *time.Time) {
 		r.slots = nil // After keeps a part of it
 	}
 	if g.TakesExtra() && r.more != nil {
-		g.Taken.prefetched = *r.more
+		g.Taken.Prefetched = *r.more
 	}
 	g.Taken.charge(&g.Definition, now)
 }
