@@ -84,7 +84,7 @@ func (t distributedTable) prefetch(ctx context.Context, pool *pgxpool.Pool, g *G
 	if !ok {
 		return nil
 	}
-	last, stop := outlast(ctx)
+	last, stop := Outlast(ctx)
 	defer stop()
 	if err := t.write(last, conn, g.Row, after, out); err != nil {
 		return err
