@@ -173,7 +173,7 @@ func NewAtMost(r ratelimit.Request) (Call, error) {
 		return Call{}, err
 	}
 	d, asked := bucket.Definition(r.Limit.Definition()), r.Count
-	if r.Count = wholeTokens(asked); r.Count < 1 {
+	if r.Count = math.Floor(asked); r.Count < 1 {
 		return Call{}, &ratelimit.FieldError{Limit: d.Name, Field: "Count", Value: asked, Reason: "must be at least 1, since whole tokens are taken"}
 	}
 	floor := kept(&r, &d)
@@ -185,9 +185,6 @@ func NewAtMost(r ratelimit.Request) (Call, error) {
 	}
 	return Call{Demands: []Demand{{Request: r, Definition: d, Floor: floor}}, asked: asked}, nil
 }
-
-// wholeTokens returns the whole tokens of a count.
-func wholeTokens(count float64) float64 { return math.Floor(count) }
 
 // NewFirst returns a call that takes from the first limit that can grant. It leaves out limits that
 // can never grant their count. If no limit is left, it returns the error that New would.
