@@ -355,10 +355,10 @@ func (s scope) freePermits(r ratelimit.PermitRequest, now time.Time) (free []int
 	for n := range r.Limit.Limit {
 		row := permitRow(r.Limit, r.Key, n)
 		state, ok := s.get(row)
-		switch holder := s.held[permitLock(row)]; {
+		switch {
 		case ok && state.TS.After(now):
 			ends = append(ends, state.TS)
-		case holder != nil && holder != s.session:
+		case s.isOthers(permitLock(row)):
 			ends = append(ends, now) // it may be at any time
 		default:
 			if free = append(free, n); len(free) == r.N {
@@ -423,27 +423,17 @@ func (s scope) hold(ctx context.Context, permit ratelimit.Permit, change func(ro
 			return err
 		}
 	}
-	if _, ok := ctx.Deadline(); !ok {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, lockTimeout)
-		defer cancel()
-	}
 	rows := rowsOf(&permit)
-	s.mu.Lock()
-	for slices.ContainsFunc(rows, s.isOthers) {
-		freed := s.freed
-		s.mu.Unlock()
-		select {
-		case <-freed:
-		case <-ctx.Done():
-			return fmt.Errorf("%w that has a permit of limit %q: %w", ErrLocked, permit.InFlight.Name, ctx.Err())
+	err := s.await(ctx, func() string {
+		if slices.ContainsFunc(rows, func(row heldRow) bool { return s.isOthers(permitLock(row.Row)) }) {
+			return fmt.Sprintf("a permit of limit %q", permit.InFlight.Name)
 		}
-		s.mu.Lock()
-	}
-	defer s.mu.Unlock()
-	if err := s.open(); err != nil {
+		return ""
+	})
+	if err != nil {
 		return err
 	}
+	defer s.mu.Unlock()
 	now := s.now()
 	for _, row := range rows {
 		if state, ok := s.get(row.Row); !ok || int64(state.Value) != row.fence || !state.TS.After(now) {
@@ -456,12 +446,6 @@ func (s scope) hold(ctx context.Context, permit ratelimit.Permit, change func(ro
 		s.putPermit(row.Row, state)
 	}
 	return nil
-}
-
-// isOthers reports whether another transaction has a permit locked.
-func (s scope) isOthers(row heldRow) bool {
-	holder := s.held[permitLock(row.Row)]
-	return holder != nil && holder != s.session
 }
 
 func (s scope) release(ctx context.Context, permit ratelimit.Permit) (err error) {
