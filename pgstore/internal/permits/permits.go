@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -215,16 +216,24 @@ func (f *Permits) ReleaseFunc(ctx context.Context, permit ratelimit.Permit, do f
 
 // Renew extends a permit's lease to end one Lease from now, and returns the renewed permit.
 func (f *Permits) Renew(ctx context.Context, permit ratelimit.Permit) (ratelimit.Permit, error) {
-	asked := time.Now()
-	if several(permit) {
-		return f.renewSet(ctx, permit, asked)
+	op, parts, asked := opsOf(permit), permit.Parts(), time.Now()
+	for _, o := range op.Set() {
+		for _, p := range parts {
+			if p.InFlight.Name == o.Row.Name && p.Key == o.Row.Key.Key {
+				o.Lease = p.InFlight.LeaseOrDefault()
+			}
+		}
 	}
-	op := &table.PermitOp{Row: rowOf(permit), Fence: permit.Fence, Lease: permit.InFlight.LeaseOrDefault()}
 	if err := f.changeHeld(ctx, op); err != nil {
 		return ratelimit.Permit{}, err
 	}
-	permit.At, permit.Until, permit.Asked = op.Done.At, op.Done.Until, asked
-	f.local.Taken(op.Row.Key, permit.Number, permit.Ends())
+	permit.At, permit.Until, permit.Asked = op.Done.At, op.Done.At.Add(permit.InFlight.LeaseOrDefault()), asked
+	permit.With = slices.Clone(permit.With)
+	for i := range permit.With {
+		p := &permit.With[i]
+		p.At, p.Until, p.Asked = permit.At, permit.At.Add(p.InFlight.LeaseOrDefault()), asked
+	}
+	f.taken(op, permit.Ends())
 	return permit, nil
 }
 

@@ -110,29 +110,6 @@ func (f *Permits) changeSetIn(ctx context.Context, tx pgx.Tx, op *table.PermitOp
 	return f.table.ChangePermitSetIn(ctx, tx, set, f.Clock())
 }
 
-func (f *Permits) renewSet(ctx context.Context, permit ratelimit.Permit, asked time.Time) (ratelimit.Permit, error) {
-	op := opsOf(permit)
-	parts := permit.Parts()
-	for _, o := range op.Set() {
-		for _, p := range parts {
-			if p.InFlight.Name == o.Row.Name && p.Key == o.Row.Key.Key {
-				o.Lease = p.InFlight.LeaseOrDefault()
-			}
-		}
-	}
-	if err := f.changeHeld(ctx, op); err != nil {
-		return ratelimit.Permit{}, err
-	}
-	permit.At, permit.Until, permit.Asked = op.Done.At, op.Done.At.Add(permit.InFlight.LeaseOrDefault()), asked
-	permit.With = slices.Clone(permit.With)
-	for i := range permit.With {
-		p := &permit.With[i]
-		p.At, p.Until, p.Asked = permit.At, permit.At.Add(p.InFlight.LeaseOrDefault()), asked
-	}
-	f.taken(op, permit.Ends())
-	return permit, nil
-}
-
 // taken notes that permits are held here.
 func (f *Permits) taken(op *table.PermitOp, until time.Time) {
 	for _, o := range op.Set() {
