@@ -84,6 +84,19 @@ func (s *Definitions) NoteInFlight(name string) error {
 	return nil
 }
 
+// NotePermits validates a request for permits, and remembers the names of its limits.
+func (s *Definitions) NotePermits(request *ratelimit.PermitRequest) error {
+	if err := request.Validate(); err != nil {
+		return err
+	}
+	for _, r := range request.Parts() {
+		if err := s.NoteInFlight(r.Limit.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // inUse returns the error of a limit with the name of a limit of another kind.
 func inUse(name, field string, value any, kind string) error {
 	return &ratelimit.FieldError{

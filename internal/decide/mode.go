@@ -206,9 +206,15 @@ func refusedUntil(until, at time.Time) time.Time {
 	return at.Add(ratelimit.RefusedFor)
 }
 
-// PermitRefused returns the refusal of permits by ModeRefuse at an instant.
-func PermitRefused(r *ratelimit.PermitRequest, at time.Time) ratelimit.Permit {
-	return ratelimit.Permit{InFlight: r.Limit, Key: r.Key, N: r.N, At: at, NotBefore: refusedUntil(r.Limit.RefusedUntil, at)}
+// PermitRefused returns the refusal of permits by ModeRefuse at an instant; false if none of the limits
+// is in that mode.
+func PermitRefused(asked []ratelimit.PermitRequest, at time.Time) (ratelimit.Permit, bool) {
+	for _, r := range asked {
+		if r.Limit.Mode == ratelimit.ModeRefuse {
+			return ratelimit.Permit{InFlight: r.Limit, Key: r.Key, N: r.N, At: at, NotBefore: refusedUntil(r.Limit.RefusedUntil, at)}, true
+		}
+	}
+	return ratelimit.Permit{}, false
 }
 
 // never returns the status of a limit that can never grant its count.

@@ -68,9 +68,6 @@ func (w *Watch) BeginLater(o *Observer, ctx context.Context, verb ratelimit.Verb
 	}
 }
 
-// On reports whether there is an observer.
-func (w *Watch) On() bool { return w != nil && w.observer != nil }
-
 // Add adds the effort of one statement, since a call in modes may need several. The batch is that
 // of the last one.
 func (w *Watch) Add(e Effort) {
@@ -87,7 +84,7 @@ func (w *Watch) InMemory() {
 // Start starts the time of a verb, unless it runs already, and returns now; without an observer it
 // returns the zero time.
 func (w *Watch) Start() (now time.Time) {
-	if !w.On() {
+	if w == nil || w.observer == nil {
 		return now
 	}
 	now = time.Now()

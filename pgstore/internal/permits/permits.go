@@ -50,7 +50,7 @@ func rowOf(permit ratelimit.Permit) decide.Row {
 // changeHeld waits for the transaction.
 func (f *Permits) changeHeld(ctx context.Context, op *table.PermitOp) error {
 	begun := time.Now()
-	ctx = f.holding(ctx)
+	ctx = f.Work.Part(ctx) // also after the Store is closed
 	err := f.changeOnce(ctx, op)
 	if !errors.Is(err, errHeld) {
 		return err
@@ -66,12 +66,6 @@ func (f *Permits) changeHeld(ctx context.Context, op *table.PermitOp) error {
 		}
 	}
 	return err
-}
-
-// holding returns a context for operations on held permits, which run even after the Store is
-// closed.
-func (f *Permits) holding(ctx context.Context) context.Context {
-	return f.Work.Part(ctx)
 }
 
 // errHeld reports a permit that is held and whose row a transaction has locked.

@@ -131,14 +131,6 @@ type setSearch struct {
 	take  func(*table.PermitOp) (asked bool, err error)
 }
 
-// AcquireSet takes all permits that are asked, or returns the refusal of a limit.
-func (f *Permits) AcquireSet(ctx context.Context, asked []ratelimit.PermitRequest) (ratelimit.Permit, error) {
-	for _, r := range asked {
-		f.local.Meet(keyOf(r), r.Limit)
-	}
-	return f.acquireSet(ctx, asked)
-}
-
 // acquireSet takes all permits of requests, which may have the limits that hold for a waiter.
 func (f *Permits) acquireSet(ctx context.Context, asked []ratelimit.PermitRequest) (ratelimit.Permit, error) {
 	s := f.search(asked)
@@ -152,8 +144,8 @@ func (f *Permits) acquireSet(ctx context.Context, asked []ratelimit.PermitReques
 	return permit, err
 }
 
-// AcquireSetIn does in a caller's transaction what AcquireSet does; see AcquireIn.
-func (f *Permits) AcquireSetIn(ctx context.Context, tx pgx.Tx, asked []ratelimit.PermitRequest, before func() (granted bool, err error)) (ratelimit.Permit, error) {
+// acquireSetIn is AcquireIn for several permits.
+func (f *Permits) acquireSetIn(ctx context.Context, tx pgx.Tx, asked []ratelimit.PermitRequest, before func() (granted bool, err error)) (ratelimit.Permit, error) {
 	s := f.search(asked)
 	s.look = func(look *table.PermitLook) error { return f.lookBeside(ctx, tx, look) }
 	s.take = func(op *table.PermitOp) (bool, error) {
