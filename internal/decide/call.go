@@ -42,6 +42,12 @@ type Demand struct {
 	noted      bool    // the definition comes from Definitions, which has checked it
 }
 
+// Met returns the limit of a request if it was found valid before, otherwise nil. [Definitions]
+// implements it.
+type Met interface {
+	of(r ratelimit.Request) *validated
+}
+
 // validated is a valid limit with its definition.
 type validated struct {
 	limit      ratelimit.Limit
@@ -125,7 +131,7 @@ func New(reserve bool, requests ...ratelimit.Request) (Call, error) {
 
 // NewIn does what New does, and reuses the slice demands if it is large enough. It skips the checks
 // of limits that met has found valid; met may be nil.
-func NewIn(met *Definitions, demands []Demand, reserve bool, requests ...ratelimit.Request) (Call, error) {
+func NewIn(met Met, demands []Demand, reserve bool, requests ...ratelimit.Request) (Call, error) {
 	if err := badNumber(len(requests), ratelimit.MaxRequests); err != nil {
 		return Call{}, err
 	}
@@ -255,11 +261,11 @@ func NewChecks(requests ...ratelimit.Request) (Call, error) {
 }
 
 // add adds a request to c. It skips the checks of a limit that met has found valid.
-func (c *Call) add(met *Definitions, r *ratelimit.Request) error {
+func (c *Call) add(met Met, r *ratelimit.Request) error {
 	var d bucket.Definition
 	noted := false
 	if met != nil {
-		if v := met.of(r); v != nil {
+		if v := met.of(*r); v != nil {
 			d, noted = v.definition, true
 		}
 	}

@@ -108,7 +108,7 @@ func inUse(name, field string, value any, kind string) error {
 // of returns the limit of a request, nil unless it was called and needs neither be validated nor noted
 // again. A limit of which the key has another definition does, and so does one behind a pointer,
 // since it may have changed.
-func (s *Definitions) of(r *ratelimit.Request) *validated {
+func (s *Definitions) of(r ratelimit.Request) *validated {
 	if r.Overridden {
 		return nil
 	}
@@ -124,29 +124,6 @@ func (s *Definitions) of(r *ratelimit.Request) *validated {
 		}
 	}
 	return nil
-}
-
-// Plain returns the Plain call of a request, if its limit was called before. It reuses the slice
-// demands if it is large enough.
-func (s *Definitions) Plain(verb Verb, reserve bool, demands []Demand, requests []ratelimit.Request) (call Call, ok bool) {
-	if verb != All || reserve || len(requests) != 1 {
-		return call, false
-	}
-	v := s.of(&requests[0])
-	if v == nil || !v.allows(&requests[0]) {
-		return call, false
-	}
-	return Call{Plain: true, Demands: append(demands[:0], Demand{Request: requests[0], Definition: v.definition, noted: true})}, true
-}
-
-// Call returns the call of requests without modes, and notes its definitions. It reuses the slice demands
-// if it is large enough.
-func (s *Definitions) Call(verb Verb, reserve bool, demands []Demand, requests []ratelimit.Request) (Call, error) {
-	call, err := verb.Call(s, demands, reserve, requests)
-	if err != nil {
-		return Call{}, err
-	}
-	return call, s.NoteCall(&call)
 }
 
 // NoteCall remembers the definitions of a call. One of a key's own override is none of the

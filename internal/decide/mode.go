@@ -38,7 +38,7 @@ func (v Verb) Observed(reserve bool) ratelimit.Verb {
 
 // Call returns the call of requests without modes. Its errors are those of [New], [NewAtMost] or
 // [NewFirst]. See NewIn for met and demands.
-func (v Verb) Call(met *Definitions, demands []Demand, reserve bool, requests []ratelimit.Request) (Call, error) {
+func (v Verb) Call(met Met, demands []Demand, reserve bool, requests []ratelimit.Request) (Call, error) {
 	switch v {
 	case AtMost:
 		return NewAtMost(requests[0])
@@ -46,6 +46,29 @@ func (v Verb) Call(met *Definitions, demands []Demand, reserve bool, requests []
 		return NewFirst(requests...)
 	}
 	return NewIn(met, demands, reserve, requests...)
+}
+
+// Plain returns the Plain call of a request, if its limit was called before. It reuses the slice
+// demands if it is large enough.
+func (s *Definitions) Plain(verb Verb, reserve bool, demands []Demand, requests []ratelimit.Request) (call Call, ok bool) {
+	if verb != All || reserve || len(requests) != 1 {
+		return call, false
+	}
+	v := s.of(requests[0])
+	if v == nil || !v.allows(&requests[0]) {
+		return call, false
+	}
+	return Call{Plain: true, Demands: append(demands[:0], Demand{Request: requests[0], Definition: v.definition, noted: true})}, true
+}
+
+// Call returns the call of requests without modes, and notes its definitions. It reuses the slice demands
+// if it is large enough.
+func (s *Definitions) Call(verb Verb, reserve bool, demands []Demand, requests []ratelimit.Request) (Call, error) {
+	call, err := verb.Call(s, demands, reserve, requests)
+	if err != nil {
+		return Call{}, err
+	}
+	return call, s.NoteCall(&call)
 }
 
 // Modes decides a call whose requests have modes. Stores know no modes: they are asked as if every

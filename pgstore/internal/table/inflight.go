@@ -40,6 +40,18 @@ type PermitOp struct {
 // none.
 type PermitSet []*PermitOp
 
+// columns returns the names, keys and numbers of the operations for which of is true.
+func (s PermitSet) columns(of func(*PermitOp) bool) (names, keys []string, numbers []int32) {
+	for _, op := range s {
+		if of(op) {
+			names, keys, numbers = append(names, op.Row.Name), append(keys, op.Row.Key.Key), append(numbers, int32(op.Row.Shard))
+		}
+	}
+	return names, keys, numbers
+}
+
+func every(*PermitOp) bool { return true }
+
 // PermitDone is the outcome of a PermitOp.
 type PermitDone struct {
 	OK    bool
