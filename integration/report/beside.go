@@ -112,7 +112,7 @@ func attackBeside(ctx context.Context, l *site, c *chapter) error {
 	if l.minutes > 0 {
 		lasts = time.Duration(l.minutes * float64(time.Minute))
 	}
-	c.say("Three processes, one of which is Portable, each with a store that takes ahead and one that does not, with Config.Escrow of 10 ms, 100 ms and 1 s in turn, take from the same keys, reserve and cancel, settle for less, credit, pause, resume and reset, and run functions that take up to three times Escrow and sometimes fail. Of the three the worst is told. A limit's share is what was granted in a stretch of time, less all that may have gone back in it, of what it promises, over all stretches. Lost is what of slow limits nobody was granted and no row has, when all stores are closed. Then quotas are granted to the end, again where one falls short, and twice at most; windows are asked for 0.95 of their rates, and stores are closed beside Wait.")
+	c.say("Three processes, one of which is Portable, each with a store that takes ahead and one that does not, with Config.Escrow of 10 ms, 100 ms and 1 s in turn, take from the same keys, reserve and cancel, settle for less, credit, pause, resume and reset, and run functions that take up to three times Escrow and sometimes fail. Of the three the worst is told. A limit's share is what was granted in a stretch of time, less all that may have gone back in it, of what it promises, over all stretches. Lost is what of slow limits nobody was granted and no row has, when all stores are closed.")
 	b := &besiege{events: map[[2]int][]besideEvent{}, errs: map[string]int{}, verbs: [2]map[string]int{{}, {}}}
 	p, err := l.place(ctx, 2)
 	if err != nil {
@@ -131,10 +131,7 @@ func attackBeside(ctx context.Context, l *site, c *chapter) error {
 			return err
 		}
 	}
-	if err := b.judge(ctx, store, c); err != nil {
-		return err
-	}
-	return errors.Join(l.grantQuotas(ctx, c), l.meetWindows(ctx, c), l.closeBesideWait(ctx, c))
+	return b.judge(ctx, store, c)
 }
 
 // besiege has three processes do it for a while.
