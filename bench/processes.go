@@ -38,8 +38,7 @@ go run ./integration/report --only 'arrivals|memory' to say.
 
 All of it on a throwaway PostgreSQL and Redis. On Linux they have one half of the processors,
 and the processes the other, as where the database has a machine of its own. With --together
-all share all of them, and processes may wait longer for one than for the row. --flush adds
-to each flush of the write-ahead log, as a disk behind a network does.
+all share all of them, and processes may wait longer for one than for the row.
 
 Flags:
 `
@@ -82,8 +81,7 @@ type spread struct {
 type processesOptions struct {
 	comparison
 	only     *regexp.Regexp
-	flush    time.Duration // added to each flush of the write-ahead log
-	together bool          // servers and processes share all processors
+	together bool // servers and processes share all processors
 }
 
 func parseProcesses(args []string, stderr io.Writer) (o processesOptions, err error) {
@@ -91,16 +89,12 @@ func parseProcesses(args []string, stderr io.Writer) (o processesOptions, err er
 	o.comparison, err = parseComparison("processes", processesHelp, 15*time.Second, args, stderr, func(flags *flag.FlagSet) {
 		flags.StringVar(&only, "only", "", "measure only what this `regexp` finds in case/processes × goroutines/implementation")
 		flags.BoolVar(&o.together, "together", false, "have servers and processes share all processors")
-		flags.DurationVar(&o.flush, "flush", 0, "how much longer each flush of the write-ahead log takes, up to 100ms")
 	})
 	if err != nil {
 		return o, err
 	}
 	if o.only, err = regexp.Compile(only); err != nil {
 		return o, fmt.Errorf("--only: %w", err)
-	}
-	if o.flush < 0 || o.flush > 100*time.Millisecond || o.flush%time.Microsecond != 0 {
-		return o, fmt.Errorf("--flush %v: want whole microseconds, from 0 to 100ms", o.flush)
 	}
 	return o, nil
 }
@@ -167,11 +161,7 @@ func (o *processesOptions) startServers(ctx context.Context, stderr io.Writer) (
 			return nil, err
 		}
 	}
-	postgres := throwaway.Options{Fsync: true, Settings: map[string]string{
-		"max_connections": "400",
-		// A pause before each flush, in which nobody else begins one.
-		"commit_delay": fmt.Sprint(o.flush.Microseconds()), "commit_siblings": "0",
-	}}
+	postgres := throwaway.Options{Fsync: true, Settings: map[string]string{"max_connections": "400"}}
 	err = servers.run(func() (err error) {
 		e, err = startServers(ctx, postgres, defaults().redisServer, stderr)
 		return err
