@@ -53,22 +53,13 @@ type Outcome struct {
 // CountOnly counts calls that end with one of the codes, such as Unauthenticated for failed logins,
 // and calls whose handler panicked.
 func CountOnly(only ...codes.Code) func(Outcome) bool {
-	return func(o Outcome) bool { return o.Panicked || contains(only, o.Code) }
+	return func(o Outcome) bool { return o.Panicked || slices.Contains(only, o.Code) }
 }
 
 // CountExcept counts all calls but those that end with one of the codes, such as Internal and
 // Unavailable. A handler's panic is Unknown.
 func CountExcept(except ...codes.Code) func(Outcome) bool {
-	return func(o Outcome) bool { return !contains(except, o.Code) }
-}
-
-func contains(list []codes.Code, code codes.Code) bool {
-	for _, c := range list {
-		if c == code {
-			return true
-		}
-	}
-	return false
+	return func(o Outcome) bool { return !slices.Contains(except, o.Code) }
 }
 
 // Policy is one limit of a limiter: its definition, its key, and the count that a call takes.
