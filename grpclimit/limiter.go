@@ -1,6 +1,7 @@
 package grpclimit
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"log/slog"
@@ -205,11 +206,11 @@ func New(store Store, config *Config) (*Limiter, error) {
 	if err := f.Err(); err != nil {
 		return nil, err
 	}
-	c.MaxJitter = edge.OrDefault(c.MaxJitter, edge.DefaultMaxJitter)
-	c.Timeout = edge.OrDefault(c.Timeout, defaultTimeout)
-	c.FailureRetryAfter = edge.OrDefault(c.FailureRetryAfter, defaultFailureFor)
-	c.FullRetryAfter = edge.OrDefault(c.FullRetryAfter, defaultFullFor)
-	c.Logger = edge.OrDefault(c.Logger, slog.Default())
+	c.MaxJitter = cmp.Or(c.MaxJitter, edge.DefaultMaxJitter)
+	c.Timeout = cmp.Or(c.Timeout, defaultTimeout)
+	c.FailureRetryAfter = cmp.Or(c.FailureRetryAfter, defaultFailureFor)
+	c.FullRetryAfter = cmp.Or(c.FullRetryAfter, defaultFullFor)
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	l.limiter = edge.Limiter[*Call, Outcome]{
 		Package: "grpclimit", Store: store, Policies: policies(c.Policies), InFlight: inFlight(c.InFlight), Permits: config.Permits,
 		Catalog: c.Catalog, Timeout: c.Timeout, FailOpen: c.FailOpen, Shadow: c.Shadow,
