@@ -31,7 +31,6 @@ var examples = []struct {
 		"only failures count",
 	}},
 	{"inflight", 4, []string{"120 of 120 prompts answered, 0 twice, although"}},
-	{"llm", 4, []string{"60 of 60 prompts answered", "1 answer of 429, and 0 calls while the pause was known"}},
 	{"login", 4, []string{
 		"3 of 5 left",
 		"5 of 5 left",
