@@ -430,7 +430,7 @@ func TestFunctionScenarios(t *testing.T) {
 			clock = c
 			f.empty(t)
 			return f
-		}, func(line) bool { return false })
+		})
 		if calls < 150 {
 			t.Errorf("%d calls, want at least 150", calls)
 		}
