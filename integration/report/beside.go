@@ -112,7 +112,7 @@ func attackBeside(ctx context.Context, l *site, c *chapter) error {
 	if l.minutes > 0 {
 		lasts = time.Duration(l.minutes * float64(time.Minute))
 	}
-	c.say("Three processes, one of which is Portable, each with a store that takes ahead and one that does not, with Config.Escrow of 10 ms, 100 ms and 1 s in turn, take from the same keys, reserve and cancel, settle for less, credit, pause, resume and reset, and run functions that take up to three times Escrow and sometimes fail. Of the three the worst is told. A limit's share is what was granted in a stretch of time, less all that may have gone back in it, of what it promises, over all stretches. Lost is what of slow limits nobody was granted and no row has, when all stores are closed.")
+	c.say("Three processes take from the same keys; one process is Portable. Each has a store that takes ahead and one that does not. Config.Escrow is 10 ms, 100 ms and 1 s in turn, and the worst of the three is shown. The processes also reserve and cancel, settle for less, credit, pause, resume and reset. Their functions last up to three times Escrow, and sometimes fail. A limit's share is what it granted in a stretch of time, less the tokens that may have gone back in it, divided by what it allows. Lost are tokens of slow limits that, when all stores are closed, were not granted and are not in a row.")
 	b := &besiege{events: map[[2]int][]besideEvent{}, errs: map[string]int{}, verbs: [2]map[string]int{{}, {}}}
 	p, err := l.place(ctx, 2)
 	if err != nil {
