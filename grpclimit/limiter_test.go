@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -115,6 +116,36 @@ func TestAnswers(t *testing.T) {
 	}
 	if len(heard) != 10 {
 		t.Errorf("heard of %d calls, want 10", len(heard))
+	}
+}
+
+// A RetryInfo holds: of clients that wait that long, all get through, also with jitter.
+func TestRetryInfoIsKept(t *testing.T) {
+	now := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
+	var mu sync.Mutex
+	clock := func() time.Time {
+		mu.Lock()
+		defer mu.Unlock()
+		return now
+	}
+	limit := newLimiter(t, memstore.New(clock), grpclimit.Config{
+		Policies: []grpclimit.Policy{{Limit: perMinute, Key: byUser}, {Limit: ratelimit.SlidingWindow{Name: "sliding", Rate: 5, Period: time.Hour}, Key: byUser}},
+		Jitter:   0.1,
+	})
+	conn := dial(t, &echo{}, limit)
+	for n := range 200 {
+		user := strconv.Itoa(n % 7)
+		err := say(as(t, user), conn, "hello")
+		if err == nil {
+			continue
+		}
+		_, again := told(err)
+		mu.Lock()
+		now = now.Add(again)
+		mu.Unlock()
+		if err := say(as(t, user), conn, "hello"); err != nil {
+			t.Errorf("after the wait of %v: %v", again, err)
+		}
 	}
 }
 
