@@ -267,45 +267,36 @@ func (c *processesChecker) of(name string, processes int, impl string) *spread {
 	return nil
 }
 
-func checkProcesses(spreads []spread) *lab.Findings {
-	c := &processesChecker{spreads: spreads}
-	c.escrowedTx()
-	c.tx()
-	c.decisions()
-	return &c.Findings
+// compare judges one implementation by another, or by itself in another crowd, if both were measured.
+func (c *processesChecker) compare(name string, a int, impl string, b int, other string, judge func(a, b *spread)) {
+	if x, y := c.of(name, a, impl), c.of(name, b, other); x != nil && y != nil {
+		judge(x, y)
+	}
 }
 
-func (c *processesChecker) escrowedTx() {
+func checkProcesses(spreads []spread) *lab.Findings {
+	c := &processesChecker{spreads: spreads}
 	c.Claim = "Transactions with tokens from memory, from 200 ms after the first call on"
-	ours, free := c.of(processesTx, 8, oursTxEscrow), c.of(processesTx, 8, noLimit)
-	if ours != nil && free != nil {
+	c.compare(processesTx, 8, oursTxEscrow, 8, noLimit, func(ours, free *spread) {
 		c.atLeast("8 processes, as a share of no limit", ratio(ours.pace, free.pace), 0.9)
 		c.atMost("p99, as a multiple of that without a limit", ratio(ours.p99, free.p99), 1.2)
 		c.atMost("retries a transaction", median(ours.retries), 0)
-	}
-	if ours, free = c.of(processesTx, 40, oursTxLong), c.of(processesTx, 40, noLimit); ours != nil && free != nil {
+	})
+	c.compare(processesTx, 40, oursTxLong, 40, noLimit, func(ours, free *spread) {
 		c.atLeast("40 processes, and tokens for 1 s, as a share of no limit", ratio(ours.pace, free.pace), 0.8)
-	}
-	if ours, free = c.of(processesTx, 40, oursTxEscrow), c.of(processesTx, 40, noLimit); ours != nil && free != nil {
+	})
+	c.compare(processesTx, 40, oursTxEscrow, 40, noLimit, func(ours, free *spread) {
 		c.atLeast("40 processes, as a share of no limit", ratio(ours.pace, free.pace), 0.8)
-	}
-}
-
-func (c *processesChecker) tx() {
+	})
 	c.Claim = "Transactions that take from the row"
-	many, one := c.of(processesTx, 8, oursTx), c.of(processesTx, 1, oursTx)
-	if many == nil || one == nil {
-		return
-	}
-	c.atLeast("8 processes, as a share of one", ratio(many.pace, one.pace), 0.8)
-	c.atMost("p99, as a multiple of that of one", ratio(many.p99, one.p99), 2)
-	c.atMost("retries a transaction", median(many.retries), 0.05)
-	c.atLeast("least of the processes, as a share of most", ratio(many.least, many.most), 0.8)
-}
-
-func (c *processesChecker) decisions() {
+	c.compare(processesTx, 8, oursTx, 1, oursTx, func(many, one *spread) {
+		c.atLeast("8 processes, as a share of one", ratio(many.pace, one.pace), 0.8)
+		c.atMost("p99, as a multiple of that of one", ratio(many.p99, one.p99), 2)
+		c.atMost("retries a transaction", median(many.retries), 0.05)
+		c.atLeast("least of the processes, as a share of most", ratio(many.least, many.most), 0.8)
+	})
 	c.Claim = "Decisions on their own"
-	if ours, updates := c.of(processesOwn, 8, oursCombined), c.of(processesOwn, 8, plainUpdate); ours != nil && updates != nil {
+	c.compare(processesOwn, 8, oursCombined, 8, plainUpdate, func(ours, updates *spread) {
 		bound, share := make([]float64, len(updates.pace)), make([]time.Duration, len(updates.pace))
 		for i, pace := range updates.pace {
 			bound[i] = pace * float64(updates.callers)
@@ -314,11 +305,12 @@ func (c *processesChecker) decisions() {
 		c.atLeast("8 processes, as a share of UPDATEs a second × goroutines in a process", ratio(ours.pace, bound), 0.9)
 		c.atMost("p99, as a multiple of 64 goroutines' share of that", ratio(ours.p99, share), 1.5)
 		c.atLeast("least of the processes, as a share of most", ratio(ours.least, ours.most), 0.9)
-	}
-	if many, one := c.of(processesOwn, 8, oursEscrow), c.of(processesOwn, 1, oursEscrow); many != nil && one != nil {
+	})
+	c.compare(processesOwn, 8, oursEscrow, 1, oursEscrow, func(many, one *spread) {
 		c.atLeast("with escrow, 8 processes, as a share of one", ratio(many.pace, one.pace), 0.8)
 		c.atLeast("with escrow, least of the processes, as a share of most", ratio(many.least, many.most), 0.8)
-	}
+	})
+	return &c.Findings
 }
 
 // drawProcesses draws two panels of bars for the transactions, in groups by the number of processes.
