@@ -71,7 +71,7 @@ type Config struct {
 	// Escrow is for how long the Store may decide from memory after it has read a row, at most
 	// [MaxEscrow]. A tenth of a second is much already. The default, 0, asks the row each time.
 	//
-	// The Store prefetches tokens of keys that are taken from often. Allow, Reserve, Wait, AllowFunc,
+	// The Store prefetches tokens of keys that are taken from often. Allow, Take, Reserve, Wait, AllowFunc,
 	// ReserveFunc and AllowOnCommit hand them out without asking the database. All other verbs, and
 	// limits with shards, ask the row. In every stretch of time a limit still grants at most its
 	// bound. While a process prefetches, the largest burst is smaller by the tokens refilled during

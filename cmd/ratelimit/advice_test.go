@@ -233,10 +233,8 @@ var followed = map[string]func(p *patient){
 		defer func() { _ = tx.Rollback(context.Background()) }()
 		p.must(p.store.Take(p.Context(), api.For("k")))
 		table := p.db.Schema + ".rate_limits"
-		_, err = tx.Exec(p.Context(), "SELECT FROM "+table)
-		p.must(err)
-		_, err = p.db.Pool.Exec(p.Context(), "DO $$ BEGIN FOR i IN 1..11000 LOOP UPDATE "+table+" SET value = value; COMMIT; END LOOP; END $$")
-		p.must(err)
+		p.must(errOf(tx.Exec(p.Context(), "SELECT FROM "+table)))
+		p.must(errOf(p.db.Pool.Exec(p.Context(), "DO $$ BEGIN FOR i IN 1..11000 LOOP UPDATE "+table+" SET value = value; COMMIT; END LOOP; END $$")))
 		p.exec("ANALYZE rate_limits")
 		p.exec(after(p.advised("oldest snapshot", "SELECT pg_terminate_backend"), "SELECT pg_terminate_backend"))
 		p.well("oldest snapshot", "pg_terminate_backend")
@@ -293,8 +291,7 @@ var followed = map[string]func(p *patient){
 		for _, key := range []string{"192.0.2.1", "192.0.2.2/32", "2001:db8:7::/64"} {
 			p.edited(p.catalog.Set(p.Context(), "api", key, catalog.Override{Capacity: 40}))
 		}
-		_, err := p.store.Pause(p.Context(), api, "192.0.2.3", time.Hour)
-		p.must(err)
+		p.must(errOf(p.store.Pause(p.Context(), api, "192.0.2.3", time.Hour)))
 		write := regexp.MustCompile(`the key (\S+), and remove this one`)
 		advised := write.FindStringSubmatch(p.advised("keys", "give the override the key "))
 		p.program("catalog", "set", "api", advised[1], "--capacity", "40", "--yes").ok(p.T)
@@ -345,9 +342,7 @@ func TestAdvice(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	source, err := os.ReadFile("doctor.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	given := map[string]bool{}
 	for _, found := range regexp.MustCompile(`d\.advise\("([^"]+)"`).FindAllStringSubmatch(string(source), -1) {
 		given[found[1]] = true
