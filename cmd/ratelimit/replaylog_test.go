@@ -233,11 +233,3 @@ func BenchmarkReplayOfAMillion(b *testing.B) {
 		}
 	}
 }
-
-// million is that, or with -short enough to see that a benchmark runs.
-func million() int {
-	if testing.Short() {
-		return 20_000
-	}
-	return 1_000_000
-}
