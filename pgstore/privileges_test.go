@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
@@ -55,6 +56,18 @@ func TestPrivileges(t *testing.T) {
 	verbs := []verb{
 		{"Change", false, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
 			return errors.Join(store.Take(ctx, limit.For("a")), errOf(store.Change(ctx, limit, shardedSlow("l", 100, 2), "a")))
+		}},
+		{"Permits, held and lost", false, func(ctx context.Context, store *pgstore.Store, tx pgx.Tx) error {
+			limit := ratelimit.InFlight{Name: "permits", Limit: 2}
+			permit, err := store.Permits().Acquire(ctx, limit.For("a"))
+			lost := permit
+			lost.Key = "none"
+			_, err2 := store.Permits().Renew(ctx, lost)
+			if err3 := store.Permits().Release(ctx, lost); !errors.Is(err2, ratelimit.ErrLeaseLost) || !errors.Is(err3, ratelimit.ErrLeaseLost) {
+				return errors.Join(err2, err3)
+			}
+			_, err3 := store.Permits().AcquireTx(ctx, tx, limit.For("b"))
+			return errors.Join(err, err3, store.Permits().Release(ctx, permit), store.Permits().Reset(ctx, limit, "a"))
 		}},
 		{"Change of a key without a row", true, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
 			return errOf(store.Change(ctx, limit, shardedSlow("l", 100, 2), "none"))
