@@ -19,7 +19,7 @@ import (
 // A SchemaError reports that the schema is not as its migrations left it, such as after an object was dropped, or
 // a version table was restored from another time.
 type SchemaError struct {
-	Fault string // what is missing
+	Fault string // what is missing, or not as it was made
 	Mend  string // what to do: SQL, or a command
 }
 
