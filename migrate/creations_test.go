@@ -36,6 +36,11 @@ func TestCreationsAreAllThatIsMade(t *testing.T) {
 	got = slices.DeleteFunc(got, func(object string) bool {
 		return strings.Contains(object, "_version") || strings.HasSuffix(object, "_pkey")
 	})
+	for i, object := range want {
+		if strings.HasPrefix(object, "primary key") {
+			want[i], _, _ = strings.Cut(object, " (")
+		}
+	}
 	if !slices.Equal(got, want) {
 		t.Errorf("PostgreSQL has %q\nand the SQL creates %q", got, want)
 	}

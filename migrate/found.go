@@ -12,13 +12,14 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgratelimit/ratelimit/internal/visible"
 	"github.com/pgratelimit/ratelimit/migrations"
 )
 
 // A SchemaError reports that the schema is not as its migrations left it, such as after an object was dropped, or
 // a version table was restored from another time.
 type SchemaError struct {
-	Fault string // what is missing
+	Fault string // what is missing, or not as it was made
 	Mend  string // what to do: SQL, or a command
 }
 
@@ -34,6 +35,8 @@ type found struct {
 	readable bool    // whether this role may read it
 	noted    []int64 // the versions in it, oldest first
 	steps    []step
+	broken   []string // what is there but is not as it was made
+	repairs  []string // the SQL that makes it so
 }
 
 // A step is a migration, and what it creates, such as "table rate_limits".
@@ -50,6 +53,7 @@ func (s *step) begun() bool { return slices.Contains(s.has, s.first) }
 var (
 	creation = regexp.MustCompile(`(?m)^CREATE TABLE (\w+) \(\n((?:.*\n)*?)\)|^ALTER TABLE (\w+) ADD COLUMN (\w+)|^CREATE (?:UNIQUE )?(FUNCTION|INDEX|TRIGGER|TYPE|VIEW) (?:@schema@\.)?(\w+)`)
 	column   = regexp.MustCompile(`(?m)^    ([a-z_]+) `)
+	primary  = regexp.MustCompile(`(?m)^    (?:([a-z_]+) .*)?PRIMARY KEY(?: \((.*)\))?,?$`)
 )
 
 // creations returns the objects that the SQL of a migration creates.
@@ -61,6 +65,9 @@ func creations(sql string) (all []string) {
 			for _, c := range column.FindAllStringSubmatch(m[2], -1) {
 				all = append(all, "column "+c[1]+" of "+m[1])
 			}
+			if key := primary.FindStringSubmatch(m[2]); key != nil {
+				all = append(all, "primary key of "+m[1]+" ("+key[1]+key[2]+")")
+			}
 		case m[3] != "":
 			all = append(all, "column "+m[4]+" of "+m[3])
 		default:
@@ -70,15 +77,20 @@ func creations(sql string) (all []string) {
 	return all
 }
 
-// objects lists a schema's objects as creations names them, a function once for each overload.
+// objects lists a schema's objects as creations names them, a function once for each overload and a key without
+// its columns; and, besides, triggers that are disabled.
 const objects = `
 	SELECT CASE relkind WHEN 'v' THEN 'view ' WHEN 'c' THEN 'type ' WHEN 'i' THEN 'index ' ELSE 'table ' END || relname
 	FROM pg_class WHERE relnamespace = n.oid AND relname ~ '^rate_limit' AND relkind IN ('r', 'p', 'v', 'c', 'i')
 	UNION ALL SELECT 'column ' || attname || ' of ' || relname
 	FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid
 	WHERE relnamespace = n.oid AND relname ~ '^rate_limit' AND relkind IN ('r', 'p') AND attnum > 0 AND NOT attisdropped
+	UNION ALL SELECT 'primary key of ' || relname
+	FROM pg_class JOIN pg_index ON indrelid = pg_class.oid WHERE relnamespace = n.oid AND relname ~ '^rate_limit' AND indisprimary
 	UNION ALL SELECT 'trigger ' || tgname
 	FROM pg_class JOIN pg_trigger ON tgrelid = pg_class.oid WHERE relnamespace = n.oid AND tgname ~ '^rate_limit'
+	UNION ALL SELECT 'disabled trigger ' || tgname || ' of ' || relname
+	FROM pg_class JOIN pg_trigger ON tgrelid = pg_class.oid WHERE relnamespace = n.oid AND tgname ~ '^rate_limit' AND tgenabled IN ('D', 'R')
 	UNION ALL SELECT 'function ' || proname FROM pg_proc WHERE pronamespace = n.oid AND proname ~ '^rate_limit'`
 
 // look reads the state of the schema. A configured schema may not exist yet.
@@ -126,10 +138,14 @@ func (f *found) compare(has []string) error {
 		creates := creations(string(text))
 		s := step{Migration: Migration{Version: int64(i + 1), Name: name}, first: creates[0]}
 		for _, object := range creates {
-			_, table, isColumn := strings.Cut(object, " of ")
+			f.examine(object, has)
+			_, table, isPart := strings.Cut(object, " of ")
+			if strings.HasPrefix(object, "primary key ") {
+				continue
+			}
 			if left[object]--; left[object] >= 0 {
 				s.has = append(s.has, object)
-			} else if !isColumn || slices.Contains(has, "table "+table) {
+			} else if !isPart || slices.Contains(has, "table "+table) {
 				s.lacks = append(s.lacks, object)
 			}
 		}
@@ -143,10 +159,30 @@ func (f *found) compare(has []string) error {
 	return err
 }
 
-// versionTable names the version table in SQL.
-func (f *found) versionTable() string {
-	return pgx.Identifier{f.schema, f.set.VersionTable()}.Sanitize()
+// examine notes an object that is there, but not as it was made: a table without its key, or a trigger that is
+// disabled.
+func (f *found) examine(object string, has []string) {
+	if key, isKey := strings.CutPrefix(object, "primary key of "); isKey {
+		table, columns, _ := strings.Cut(key, " ")
+		if slices.Contains(has, "table "+table) && !slices.Contains(has, "primary key of "+table) {
+			f.broken = append(f.broken, table+" has no primary key")
+			f.repairs = append(f.repairs, "ALTER TABLE "+f.qualified(table)+" ADD PRIMARY KEY "+columns)
+		}
+		return
+	}
+	for _, h := range has {
+		if table, disabled := strings.CutPrefix(h, "disabled "+object+" of "); disabled {
+			f.broken = append(f.broken, object+" is disabled")
+			f.repairs = append(f.repairs, "ALTER TABLE "+f.qualified(table)+" ENABLE "+object)
+		}
+	}
 }
+
+// versionTable names the version table in SQL.
+func (f *found) versionTable() string { return f.qualified(f.set.VersionTable()) }
+
+// qualified names a table in SQL.
+func (f *found) qualified(table string) string { return pgx.Identifier{f.schema, table}.Sanitize() }
 
 // forGoose reports whether to ask goose: it has a version table, or there is nothing yet.
 func (f *found) forGoose() bool { return f.readable || !f.tracked && !f.steps[0].Applied }
@@ -185,8 +221,14 @@ func (f *found) require() error {
 			lacks = append(lacks, s.lacks...)
 		}
 	}
-	if err := f.requireVersions(); err != nil || len(lacks) == 0 || len(f.newer()) > 0 {
+	if err := f.requireVersions(); err != nil || len(f.newer()) > 0 {
 		return err // a newer program may have dropped something
+	}
+	switch {
+	case len(f.broken) > 0:
+		return &SchemaError{fmt.Sprintf("schema %q is not as migrations left it (%s)", f.schema, strings.Join(f.broken, ", ")), strings.Join(f.repairs, "; ")}
+	case len(lacks) == 0:
+		return nil
 	}
 	if more := len(lacks) - 6; more > 1 {
 		lacks = append(lacks[:6], fmt.Sprintf("%d more", more))
@@ -204,8 +246,8 @@ func (f *found) again() string {
 	if f.set == migrations.Functions { // in one statement
 		how, sql = "to create all of the set again, without the rights that were granted, run this", sql+" --down; "+sql
 	}
-	path := strings.ReplaceAll(pgx.Identifier{f.schema}.Sanitize(), "'", `'\''`)
-	return fmt.Sprintf(`%s: { echo 'SET search_path = %s; SET lock_timeout = 1000;'; %s; } | psql -X "$DATABASE_URL"`, how, path, sql)
+	settings := "SET search_path = " + pgx.Identifier{f.schema}.Sanitize() + "; SET lock_timeout = 1000;"
+	return fmt.Sprintf(`%s: { echo %s; %s; } | psql -X "$DATABASE_URL"`, how, visible.Shell(settings), sql)
 }
 
 // requireVersions returns an error if the version table lacks a version that the schema has.
@@ -275,7 +317,7 @@ func command(verb string, set migrations.Set, schema string) string {
 		line += " --set " + string(set)
 	}
 	if schema != "" {
-		line += " --schema " + schema
+		line += " --schema " + visible.Shell(schema)
 	}
 	return line
 }

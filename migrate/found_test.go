@@ -230,6 +230,45 @@ func TestVersionTableOfAnotherTime(t *testing.T) {
 	}
 }
 
+// What is there, but not as it was made, is told with the SQL that makes it so, such as after a restore that
+// ended before its keys, or with triggers off.
+func TestKeysAndTriggersAsTheyWereMade(t *testing.T) {
+	t.Parallel()
+	db := pgtest.NewEmpty(t)
+	const state = `SELECT string_agg(s, ' ' ORDER BY s) FROM (
+		SELECT pg_get_constraintdef(oid) || ' of ' || conrelid::regclass AS s FROM pg_constraint WHERE connamespace = $1::text::regnamespace AND contype = 'p'
+		UNION ALL SELECT tgname || ' ' || tgenabled::text FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid WHERE relnamespace = $1::text::regnamespace) AS s`
+	read := func() (s string) {
+		if err := db.Pool.QueryRow(t.Context(), state, db.Schema).Scan(&s); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	tables := map[migrations.Set][]string{
+		"":                  {"rate_limits"},
+		migrations.Catalog:  {"rate_limit_definitions", "rate_limit_history", "rate_limit_pending"},
+		migrations.Refusals: {"rate_limit_refusals"},
+		migrations.River:    {"rate_limit_parked"},
+	}
+	for _, set := range migrations.Sets() {
+		cfg := &migrate.Config{Schema: db.Schema, Set: set}
+		if _, err := migrate.Up(t.Context(), db.Pool, cfg); err != nil {
+			t.Fatal(err)
+		}
+		before := read()
+		for _, table := range tables[set] {
+			execute(t, db.Pool, fmt.Sprintf("ALTER TABLE %[1]s.%[2]s DROP CONSTRAINT %[2]s_pkey; ALTER TABLE %[1]s.%[2]s DISABLE TRIGGER USER", db.Schema, table))
+		}
+		if tables[set] != nil {
+			execute(t, db.Pool, wantMend(t, db.Pool, cfg, tables[set][0]+" has no primary key"))
+		}
+		if after := read(); after != before {
+			t.Errorf("set %q: got %s\nwant %s", set, after, before)
+		}
+		wantUp(t, db.Pool, cfg, nil)
+	}
+}
+
 // down takes all of some sets back.
 func down(t *testing.T, pool *pgxpool.Pool, schema string, sets ...migrations.Set) {
 	t.Helper()

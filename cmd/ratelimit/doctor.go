@@ -380,13 +380,16 @@ func (d *doctor) indexes(ctx context.Context) error {
 	}
 	var others []string
 	var options []string
-	err := d.Pool.QueryRow(ctx, `SELECT coalesce(c.reloptions, '{}'),
+	var keyed bool
+	err := d.Pool.QueryRow(ctx, `SELECT coalesce(c.reloptions, '{}'), EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisprimary),
 	ARRAY(SELECT i.indexrelid::regclass::text FROM pg_index AS i WHERE i.indrelid = c.oid AND NOT i.indisprimary)
-FROM pg_class AS c WHERE c.oid = $1::regclass`, d.Table()).Scan(&options, &others)
+FROM pg_class AS c WHERE c.oid = $1::regclass`, d.Table()).Scan(&options, &keyed, &others)
 	if err != nil {
 		return err
 	}
-	if len(others) > 0 {
+	if !keyed {
+		d.find(failed, "indexes", "there is no primary key, without which nothing can be taken")
+	} else if len(others) > 0 {
 		names := strings.Join(others, ", ")
 		d.advise("indexes", warning, "indexes", names+": every take writes into them, and is not HOT if they have value or ts", "if nothing reads by them, DROP INDEX "+names)
 	} else {
@@ -684,7 +687,7 @@ func (d *doctor) unlike(ctx context.Context, name string) error {
 // others, and what is left of them would be taken for rows of a program that is at work.
 func (d *doctor) resharding(of *ratelimit.Definition, from int) string {
 	return fmt.Sprintf("if no program with more is at work any more, ratelimit change %s --all-keys --from shards=%d, and then DELETE FROM %s WHERE name = '%s' AND shard >= %d",
-		visible.Text(of.Name), from, d.Table(), strings.ReplaceAll(of.Name, "'", "''"), of.Shards)
+		visible.Shell(visible.Text(of.Name)), from, d.Table(), strings.ReplaceAll(of.Name, "'", "''"), of.Shards)
 }
 
 // shardsBeyond returns how many shards the rows of a limit have, nil if not more than it is
@@ -707,7 +710,7 @@ func (d *doctor) undefined(ctx context.Context, name string) error {
 		d.advise("undefined", fine, "definitions", shown+" has rows and no definition", "have its program publish it, or give it with --definitions")
 	default:
 		d.advise("gone", fine, "definitions", fmt.Sprintf("%s has rows and no definition, and none was written for %d days", shown, int(quiet.Hours()/24)),
-			"if its limit is gone, ratelimit forget "+shown)
+			"if its limit is gone, ratelimit forget "+visible.Shell(shown))
 	}
 	return nil
 }

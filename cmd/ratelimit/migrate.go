@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
+	"github.com/pgratelimit/ratelimit/internal/visible"
 	"github.com/pgratelimit/ratelimit/migrate"
 	"github.com/pgratelimit/ratelimit/migrations"
 )
@@ -243,7 +244,7 @@ func (m *migrating) status() error {
 
 // upCommand returns the command that applies a set.
 func upCommand(set migrations.Set, schema string) string {
-	return "ratelimit migrate up" + when(set != "", " --set "+string(set)) + when(schema != "", " --schema "+schema)
+	return "ratelimit migrate up" + when(set != "", " --set "+string(set)) + when(schema != "", " --schema "+visible.Shell(schema))
 }
 
 // show prints the migrations of a set.

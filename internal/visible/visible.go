@@ -6,6 +6,7 @@ package visible
 import (
 	"fmt"
 	"math"
+	"regexp"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -25,6 +26,16 @@ func Text(s string) string {
 		}
 	}
 	return s
+}
+
+var plain = regexp.MustCompile(`^[\w./:,@%+-]+$`)
+
+// Shell returns s as one word for a shell.
+func Shell(s string) string {
+	if plain.MatchString(s) {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
 // Parse reads what [Text] has written: a text that begins with a double quote is one in Go's

@@ -75,3 +75,12 @@ func TestJSONMeansTheSame(t *testing.T) {
 		}
 	}
 }
+
+func TestShell(t *testing.T) {
+	t.Parallel()
+	for s, want := range map[string]string{"limits": "limits", "": "''", "my limits; ls": "'my limits; ls'", "o'brien": `'o'\''brien'`, "$x": "'$x'", "a\nb": "'a\nb'"} {
+		if got := visible.Shell(s); got != want {
+			t.Errorf("Shell(%q): got %s, want %s", s, got, want)
+		}
+	}
+}
