@@ -38,7 +38,7 @@ var madeBy = map[migrations.Set]made{
 	// A type of the functions' results; types are found where tables are.
 	migrations.Functions: {"rate_limit_result", map[int64]string{1: "ok"}},
 	migrations.Refusals:  {"rate_limit_refusals", map[int64]string{1: "uncertain"}},
-	migrations.River:     {"rate_limit_parked", map[int64]string{1: "weight"}},
+	migrations.River:     {"rate_limit_parked", map[int64]string{1: "place"}},
 }
 
 // table returns the table that the target's set creates.

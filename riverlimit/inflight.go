@@ -88,7 +88,7 @@ func refusalOf(asked *ratelimit.PermitRequest) ratelimit.Permit {
 // ends.
 func (m *Middleware) park(ctx context.Context, c client, job *rivertype.JobRow, asked *ratelimit.PermitRequest, refused *ratelimit.Permit) error {
 	e := ratelimit.Event{Outcome: ratelimit.OutcomeRefused, Permit: refused}
-	first, err := m.lines.park(ctx, c, job, &ratelimit.PermitRequest{Limit: refused.InFlight, Key: refused.Key, N: refused.N})
+	first, err := m.lines.park(ctx, c, job, asked, refused)
 	n := noteOf(ctx, job)
 	if n.Parked {
 		m.lines.passOn(c, asked, refused)
