@@ -35,7 +35,7 @@ const (
 	mostParked  = 1000 // jobs of a statement
 	mostLooked  = 100  // lines of a statement
 
-	// mostBehind is how many jobs a tenant makes up for, at most, that was behind others under a shared limit.
+	// mostBehind is how many jobs a tenant may be ahead of others under a shared limit, to make up for earlier ones.
 	mostBehind = 20
 )
 
@@ -63,7 +63,7 @@ type line struct {
 	limit   ratelimit.InFlight
 	shared  *line         // that of the last limit that its jobs ask for: itself, if they ask for no other
 	under   []*line       // those of which it is the shared one
-	turns   int           // jobs that have ended; of a shared one, those of the line under it that was woken last
+	used    time.Duration // for how long its jobs have held permits; of a shared one, that of the line under it that was woken last
 	known   bool          // that jobs are parked there
 	parks   int           // how many jobs were parked there from here
 	left    []int64       // jobs that have come by themselves, until they are taken out
@@ -303,7 +303,7 @@ func (l *lines) calls(c client, permit *ratelimit.Permit, held time.Duration) (c
 	if now := time.Now(); l.later.Before(now.Add(lookAfter)) {
 		l.later = now.Add(2 * lookAfter)
 	}
-	shared, last := l.share(c, parts), parts[len(parts)-1]
+	shared, last := l.share(c, parts, held), parts[len(parts)-1]
 	turn := l.turn(shared)
 	for _, p := range parts {
 		li := l.of[idOf(c, p.InFlight.Name, p.Key)]
@@ -326,8 +326,9 @@ func (l *lines) calls(c client, permit *ratelimit.Permit, held time.Duration) (c
 	return calls, false
 }
 
-// share counts a job that has ended in its lines, and returns the shared one: that of its last limit. It needs mu.
-func (l *lines) share(c client, parts []ratelimit.Permit) (shared *line) {
+// share notes in a job's lines for how long it has held permits, and returns the shared line: that of its last
+// limit. It needs mu.
+func (l *lines) share(c client, parts []ratelimit.Permit, held time.Duration) (shared *line) {
 	last := parts[len(parts)-1]
 	shared = l.line(idOf(c, last.InFlight.Name, last.Key), last.InFlight)
 	for _, p := range parts {
@@ -339,22 +340,24 @@ func (l *lines) share(c client, parts []ratelimit.Permit) (shared *line) {
 			}
 		}
 		if li != shared {
-			li.turns = 1 + max(li.turns, shared.turns-mostBehind)
+			li.used = held + max(li.used, shared.used-mostBehind*l.took[li.name])
 		}
 	}
 	return shared
 }
 
 // turn returns the line under a shared one whose next job is woken: of those that may have one more wait in
-// workers here, the one that is behind. It needs mu.
+// workers here, the one whose jobs have held permits for the shortest. It needs mu.
 func (l *lines) turn(shared *line) (next *line) {
+	least := time.Duration(0)
 	for _, li := range shared.under {
-		if li.known && li.pause == 0 && l.startSoon(li) > 0 && (next == nil || li.turns+li.waiting < next.turns+next.waiting) {
-			next = li
+		used := li.used + time.Duration(li.waiting)*l.took[li.name]
+		if li.known && li.pause == 0 && l.startSoon(li) > 0 && (next == nil || used < least) {
+			next, least = li, used
 		}
 	}
 	if next != nil {
-		shared.turns = max(shared.turns, next.turns)
+		shared.used = max(shared.used, next.used)
 	}
 	return next
 }
