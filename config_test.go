@@ -140,87 +140,6 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// One bad field is a plain *FieldError, without a wrapper of one.
-func TestValidateOneError(t *testing.T) {
-	err := TokenBucket{Name: "a", Rate: -1, Period: time.Second}.Validate()
-	got, ok := err.(*FieldError)
-	if !ok {
-		t.Fatalf("Validate() = %T, want *FieldError", err)
-	}
-	if got.Limit != "a" || got.Field != "Rate" || got.Value != -1.0 {
-		t.Errorf("Validate() = %+v, want Rate -1 of limit a", got)
-	}
-	if got, want := err.Error(), `ratelimit: limit "a": Rate -1: must not be negative`; got != want {
-		t.Errorf("Error() = %q, want %q", got, want)
-	}
-}
-
-func TestDefinition(t *testing.T) {
-	inf := math.Inf(1)
-	start := time.Date(2025, 1, 6, 0, 0, 0, 0, time.UTC)
-	tests := []struct {
-		name  string
-		limit Limit
-		want  Definition
-	}{
-		{
-			"bucket's defaults",
-			TokenBucket{Name: "a", Rate: 10, Period: time.Minute},
-			Definition{Name: "a", Kind: KindTokenBucket, Rate: 10, Period: time.Minute, Capacity: 10, MaxReserved: inf, Shards: 1},
-		},
-		{
-			"bucket's None",
-			TokenBucket{Name: "a", Rate: 10, Period: time.Minute, Capacity: None, MaxReserved: None},
-			Definition{Name: "a", Kind: KindTokenBucket, Rate: 10, Period: time.Minute, Capacity: 0, MaxReserved: 0, Shards: 1},
-		},
-		{
-			"bucket's own",
-			TokenBucket{Name: "a", Rate: 10, Period: time.Minute, Capacity: 2.5, MaxReserved: 0.5, Shards: 8},
-			Definition{Name: "a", Kind: KindTokenBucket, Rate: 10, Period: time.Minute, Capacity: 2.5, MaxReserved: 0.5, Shards: 8},
-		},
-		{
-			"window's defaults",
-			FixedWindow{Name: "a", Rate: 10, Period: time.Minute},
-			Definition{Name: "a", Kind: KindFixedWindow, Rate: 10, Period: time.Minute, Capacity: 10, MaxReserved: inf, Shards: 1},
-		},
-		{
-			"window's None",
-			FixedWindow{Name: "a", Rate: 10, Period: time.Minute, Capacity: None, MaxReserved: None},
-			Definition{Name: "a", Kind: KindFixedWindow, Rate: 10, Period: time.Minute, Capacity: 0, MaxReserved: 0, Shards: 1},
-		},
-		{
-			"window's own",
-			FixedWindow{Name: "a", Rate: 10, Period: time.Minute, Capacity: 2.5, MaxReserved: 0.5, Shards: 8, Start: start},
-			Definition{Name: "a", Kind: KindFixedWindow, Rate: 10, Period: time.Minute, Capacity: 2.5, MaxReserved: 0.5, Shards: 8, Start: start},
-		},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			if got := tt.limit.Definition(); got != tt.want {
-				t.Errorf("Definition() = %+v, want %+v", got, tt.want)
-			}
-		})
-	}
-}
-
-func TestFor(t *testing.T) {
-	bucket := TokenBucket{Name: "a", Rate: 1, Period: time.Second}
-	window := windowOf(bucket)
-	tests := []struct {
-		got, want Request
-	}{
-		{bucket.For("k"), Request{Limit: bucket, Key: "k", Count: 1}},
-		{bucket.ForN("k", 2.5), Request{Limit: bucket, Key: "k", Count: 2.5}},
-		{window.For(""), Request{Limit: window, Key: "", Count: 1}},
-		{window.ForN("", 0), Request{Limit: window, Key: "", Count: 0}},
-	}
-	for _, tt := range tests {
-		if tt.got != tt.want {
-			t.Errorf("got %+v, want %+v", tt.got, tt.want)
-		}
-	}
-}
-
 func TestRequestValidate(t *testing.T) {
 	limit := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
 	tiny := TokenBucket{Name: "a", Rate: 1e-3, Period: time.Second, Capacity: 1e-3}
@@ -285,24 +204,6 @@ func TestFieldErrorIsShort(t *testing.T) {
 	name := `"` + strings.Repeat("n", 64) + `"…`
 	if got, want := limit.Validate().Error(), "ratelimit: limit "+name+": Name "+name+": must be at most 255 bytes long"; got != want {
 		t.Errorf("Error() = %.200q, want %q", got, want)
-	}
-}
-
-func TestKindString(t *testing.T) {
-	tests := []struct {
-		kind Kind
-		want string
-	}{
-		{KindTokenBucket, "token bucket"},
-		{KindFixedWindow, "fixed window"},
-		{KindSlidingWindow, "sliding window"},
-		{0, "Kind(0)"},
-		{7, "Kind(7)"},
-	}
-	for _, tt := range tests {
-		if got := tt.kind.String(); got != tt.want {
-			t.Errorf("Kind(%d).String() = %q, want %q", uint8(tt.kind), got, tt.want)
-		}
 	}
 }
 

@@ -9,26 +9,24 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
-// FixedWindow is a limit that refills all at once: with Rate tokens at the edge
-// of each window of length Period, up to Capacity. A Capacity above
-// Rate lets unused windows roll over.
+// FixedWindow is a limit that refills all at once: with Rate tokens at the edge of each window of
+// length Period, up to Capacity. A Capacity above Rate lets unused windows roll over.
 //
-// With Every in place of Period it is a quota by the calendar, as it is sold: by the
-// day, week, month, quarter or year, in a time zone, from a day and a time of day on.
+// With Every in place of Period it is a quota by the calendar, as it is sold: by the day, week, month,
+// quarter or year, in a time zone, from an anchor on.
 //
 //	FixedWindow{
 //		Name: "quota", Rate: 10_000,
 //		Every: Month, Zone: "Europe/Berlin", Anchor: Date{Year: 2026, Month: time.January, Day: 31},
 //	}
 //
-// Its windows begin on local days, at midnight or at Time, or when summer time leaves that out,
-// at the first instant after it: on every n-th day from the anchor on. In a month that is shorter
-// it is the last day, so those of this one begin on 31 January, 28 February and 31 March. A pause
-// of such a limit leaves its value as it is.
+// Its windows begin at midnight of local days, or at Time. If summer time leaves that instant out, they
+// begin at the first instant after it. A month without the anchor's day begins its window on its last
+// day: here on 31 January, 28 February and 31 March. A pause leaves the limit's value as it is.
 //
-// Anchor, Zone and Time may change at any time. What a key has used stays used, and the first
-// window that begins after the change refills nothing, unless only the zone moved to the east: so
-// no window is granted twice, also while programs with both definitions run.
+// Anchor, Zone and Time may change at any time. What a key has used stays used. The first window that
+// begins after the change refills nothing, unless only the zone moved to the east. So no window is
+// granted twice, also while programs with both definitions run.
 type FixedWindow struct {
 	// Name is the limit's identity in the database, together with the key.
 	// Required, at most MaxNameLength bytes.

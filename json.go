@@ -70,17 +70,20 @@ func jsonAmount(v float64) any {
 //	{"name": "api", "kind": "token bucket", "rate": 10, "period": "1m",
 //	 "capacity": 20, "maxReserved": 5, "shards": 8}
 //
-// The kind is "token bucket", "fixed window" or "sliding window", in any case and with
-// spaces or underscores; the period is a
-// duration as Go writes them. Capacity and maxReserved may be "none", and maxReserved
-// "unlimited". They, shards and a window's start, an instant by RFC 3339,
-// may be left out for their defaults. A quota by the calendar is a fixed window with every
-// ("day", "week", "month", "year", or several, such as "3 months") in place of period and start,
-// and if they are not left out, a zone, an anchor, such as "2026-01-31", and a time of day, such
-// as "09:00". A sliding window has slots, which may be left
-// out too, and no capacity. A field that is unknown, is given
-// twice or has a value that it cannot have is an error that names it: a *FieldError
-// for one, several joined. All of them are [ErrInvalid], and leave d as it was.
+// The kind is "token bucket", "fixed window" or "sliding window", in any case, with spaces or
+// underscores. The period is a duration as Go writes it. These fields are optional:
+//
+//   - capacity, maxReserved: a number or "none"; maxReserved also "unlimited"
+//   - shards
+//   - start of a fixed window: an instant by RFC 3339
+//   - slots of a sliding window, which has no capacity
+//
+// A quota by the calendar is a fixed window with every ("day", "week", "month", "year", or several:
+// "3 months") in place of period and start. Optional are zone, anchor ("2026-01-31") and time
+// ("09:00").
+//
+// A field that is unknown, given twice or invalid is an error that names it: a *FieldError, or several
+// joined. Each is [ErrInvalid]. After an error d is as before.
 func (d *Definition) UnmarshalJSON(text []byte) error {
 	r := reader{raw: map[string]json.RawMessage{}}
 	if err := r.read(text); err != nil {

@@ -2,7 +2,6 @@ package ratelimit_test
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
@@ -63,19 +62,4 @@ func TestKeysDiffer(t *testing.T) {
 			}
 		}
 	}
-}
-
-func FuzzKey(f *testing.F) {
-	f.Add("a:b", "a", "b")
-	f.Add(`a\`, `\`, `:`)
-	f.Fuzz(func(t *testing.T, a, b, c string) {
-		lists := [][]string{{a}, {b}, {c}, {a, b}, {b, c}, {a, b, c}, {a + ":" + b, c}, {a + `\`, b + c}, {a, b + ":" + c}}
-		for _, l := range lists {
-			for _, m := range lists {
-				if same := Key(l[0], l[1:]...) == Key(m[0], m[1:]...); same != slices.Equal(l, m) {
-					t.Errorf("Key(%q) == Key(%q): %v", l, m, same)
-				}
-			}
-		}
-	})
 }

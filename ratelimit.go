@@ -34,17 +34,17 @@ type Request struct {
 	Overridden bool `json:",omitempty"`
 }
 
-// Above returns r for a call that leaves a share of the limit's Capacity to others, from 0 to
-// 1: it is granted only if at least that share is left afterwards. So classes of priority share
-// one limit. Critical calls ask without it, others above 0.2, and batch work above 0.5: then
-// half of the limit is kept from batch work, and a fifth is for critical calls alone.
+// Above returns r for a call that leaves a share of the limit's Capacity to others, from 0 to 1. The
+// call is granted only if at least that share is left afterwards. So classes of priority share one
+// limit: critical calls ask without it, others above 0.2, and batch work above 0.5. Then batch work
+// leaves half of the limit to the others, and a fifth is for critical calls alone.
 //
 //	store.Allow(ctx, API.For(customer).Above(0.2))
 //
-// A refusal's RetryAt is when the call would be granted with that much left. A count above the
-// capacity less the share that is kept is [ErrExceedsCapacity]. It is for Allow, Take, Check,
-// AllowAtMost and AllowFirst; a reservation and a credit with it are [ErrInvalid]. When a call
-// asks for the same limit and key several times, the largest share is kept.
+// A refusal's RetryAt is when the call would be granted with that share left. A count above the
+// capacity less the share is [ErrExceedsCapacity]. It works with Allow, Take, Check, AllowAtMost and
+// AllowFirst; a reservation or a credit with it is [ErrInvalid]. If a call asks for the same limit and
+// key several times, the largest share applies.
 func (r Request) Above(share float64) Request {
 	r.AboveShare = share
 	return r
@@ -119,23 +119,20 @@ func (s Status) Share() float64 {
 	return s.Value / s.Capacity
 }
 
-// Crossed reports whether the call has taken the use of the limit from below a share of its
-// Capacity to that share or above it: for one warning at 0.8, where every call that finds it
-// above 0.8 would send one.
+// Crossed reports whether the call has taken the use of the limit from below a share of its Capacity
+// to that share or above it. So one call of many sends the warning:
 //
 //	if result.Crossed(0.8) {
 //		// insert the mail into the outbox, in the transaction that took
 //	}
 //
-// It is true for one call each time that the use crosses the share, under any number of
-// concurrent calls. After a refill or a refund, the use may cross the share again; within a
-// window that happens only after a credit, a settlement for less or a cancellation. The result
-// of Settle reports it as well, when more was used than taken. A call that is rolled back has
+// It is true for one call each time that the use crosses the share, under any number of concurrent
+// calls. After a refill, credit, settlement or cancellation the use may cross the share again. The
+// result of Settle reports it as well, when more was used than taken. A call that is rolled back has
 // crossed nothing, so warn in its transaction.
 //
-// Two kinds of calls do not see all taken tokens: those for a limit with Shards, and those that
-// are granted from memory (with Config.Escrow of package pgstore). Each process goes by the
-// tokens that it knows of, so it may be true for more than one call, or for none.
+// With Shards, and with tokens granted from memory (Config.Escrow of package pgstore), a call does not
+// see all taken tokens. Then it may be true for more than one call, or for none.
 func (s Status) Crossed(share float64) bool {
 	kept := s.Capacity * (1 - share)
 	kept += exact.Tolerance(kept, s.Capacity, 0)
@@ -203,8 +200,22 @@ type Result struct {
 	// [ModeRefuse], the others are not asked, and the At of their Status is zero.
 	Several []Status
 
-	// Receipt records the tokens taken, for Settle and Cancel; nil when nothing was. It is not
-	// in the result's JSON, since it has the keys in it: store it by itself.
+	// Receipt records the tokens that a call took, row by row. It is opaque. A store's Settle replaces
+	// the tokens taken by the tokens used, and Cancel gives them back, once. It is safe for concurrent
+	// use, and copies of a Result share it.
+	//
+	// Another process can settle a receipt that it reads as text of some hundred bytes. MarshalText and
+	// UnmarshalText make it a string in JSON; Value and Scan store it in a column of type text.
+	//
+	//   - Store the text with the work, in the transaction that took. Then a take that was rolled back
+	//     leaves no receipt, not even after a crash of the server.
+	//   - Two receipts read from the same text do not know of each other. So settle in the transaction
+	//     that finishes the work, if it finds the work unfinished.
+	//   - Do not give the text to clients. It contains the limits' names and keys and is not signed: a
+	//     client that changes it could give tokens away. Logs and prints show a receipt without keys.
+	//
+	// NULL and an empty text are read as the zero Receipt, which belongs to a call that took nothing. Any
+	// other text that is not a receipt is [ErrInvalid].
 	Receipt *Receipt `json:"-"`
 }
 

@@ -106,8 +106,8 @@ func must(tb testing.TB, err error) {
 	}
 }
 
-// errOf returns the error of an edit.
-func errOf(_ catalog.Edit, err error) error { return err }
+// errOf returns the error of a call that returns a value besides.
+func errOf[T any](_ T, err error) error { return err }
 
 // edited is must for an edit.
 func edited(tb testing.TB) func(catalog.Edit, error) {
@@ -128,8 +128,7 @@ func wantLimit(tb testing.TB, c *catalog.Catalog, of ratelimit.Limit, key string
 
 func exec(tb testing.TB, db *pgtest.DB, sql string, args ...any) {
 	tb.Helper()
-	_, err := db.Pool.Exec(tb.Context(), inSchema(db, sql), args...)
-	must(tb, err)
+	must(tb, errOf(db.Pool.Exec(tb.Context(), inSchema(db, sql), args...)))
 }
 
 func inSchema(db *pgtest.DB, sql string) string {
@@ -301,9 +300,7 @@ func TestHistory(t *testing.T) {
 		if of, err := c.KeyHistory(ctx, "other", "b", 0); err != nil || len(of) != 0 {
 			t.Errorf("of another limit: got %+v, %v", of, err)
 		}
-		if _, err := c.Unset(ctx, "api", "b"); err != nil {
-			t.Error(err)
-		}
+		must(t, errOf(c.Unset(ctx, "api", "b")))
 		if changes, err = c.History(ctx, "", 2); err != nil || len(changes) != 2 || changes[0].Became != nil {
 			t.Errorf("the newest two: got %+v, %v", changes, err)
 		}
@@ -423,12 +420,21 @@ func TestTransactions(t *testing.T) {
 		must(t, err)
 		edited(t)(c.SetTx(ctx, tx, "api", "a", catalog.Override{Rate: 50}))
 		must(t, c.PublishTx(ctx, tx, signUp))
-		edited(t)(c.SetTx(ctx, tx, "sign_up", catalog.AllKeys, catalog.Override{Rate: 5}))
+		edited(t)(c.SetTx(ctx, tx, "sign_up", catalog.AllKeys, catalog.Override{Rate: 5, Mode: ratelimit.ModeRefuse}))
+		must(t, c.PublishInFlightTx(ctx, tx, calls))
+		edited(t)(c.SetTx(ctx, tx, "calls", "a", catalog.Override{AtOnce: 3}))
 		if r, err := c.ForTx(ctx, tx, api, "a", 2); err != nil || r.Limit.Definition() != raised.Definition() || r.Count != 2 {
 			t.Errorf("in the transaction: got %v, %v", r, err)
 		}
+		if r, err := c.ForTx(ctx, tx, signUp, "a", 1); err != nil || r.Mode != ratelimit.ModeRefuse {
+			t.Errorf("in the transaction: got mode %v, %v", r.Mode, err)
+		}
+		if got, err := c.InFlightTx(ctx, tx, calls, "a"); err != nil || got.Limit != 3 {
+			t.Errorf("in the transaction: got %v, %v", got, err)
+		}
 		must(t, c.Refresh(ctx))
 		wantLimit(t, c, api, "a", api)
+		wantInFlight(t, c, "a", 10, time.Minute)
 		if commit {
 			must(t, tx.Commit(ctx))
 		} else {
@@ -439,6 +445,7 @@ func TestTransactions(t *testing.T) {
 	must(t, c.Refresh(ctx))
 	wantLimit(t, c, api, "a", raised)
 	wantLimit(t, c, signUp, "a", ratelimit.FixedWindow{Name: "sign_up", Rate: 5, Period: time.Hour})
+	wantInFlight(t, c, "a", 3, time.Minute)
 	tx, err := db.Pool.Begin(ctx)
 	must(t, err)
 	defer tx.Rollback(ctx)
@@ -473,8 +480,7 @@ func TestChangesAreFound(t *testing.T) {
 	early, err := db.Pool.Begin(ctx)
 	must(t, err)
 	defer early.Rollback(ctx)
-	_, err = early.Exec(ctx, inSchema(db, "INSERT INTO rate_limit_definitions (name, key, rate) VALUES ('api', 'early', 1)"))
-	must(t, err)
+	must(t, errOf(early.Exec(ctx, inSchema(db, "INSERT INTO rate_limit_definitions (name, key, rate) VALUES ('api', 'early', 1)"))))
 	late := make(chan error, 1)
 	go func() {
 		_, err := db.Pool.Exec(ctx, inSchema(db, "INSERT INTO rate_limit_definitions (name, key, rate) VALUES ('api', 'late', 2)"))
@@ -668,6 +674,8 @@ func TestRoundTrip(t *testing.T) {
 		ratelimit.FixedWindow{Name: "c", Rate: 10, Period: 24 * time.Hour, Capacity: 100, Shards: 8, Start: start},
 		ratelimit.FixedWindow{Name: "c2", Rate: 10, Every: ratelimit.Month, Zone: "Europe/Berlin", Anchor: ratelimit.Date{Year: 2026, Month: 1, Day: 31}},
 		ratelimit.FixedWindow{Name: "c3", Rate: 10, Every: ratelimit.Year, Capacity: 20, Shards: 2},
+		ratelimit.FixedWindow{Name: "c4", Rate: 10, Every: 5 * ratelimit.Day, Time: 12 * time.Hour},
+		ratelimit.FixedWindow{Name: "c5", Rate: 10, Every: 3 * ratelimit.Month, Zone: "America/New_York", Time: 450 * time.Minute, Anchor: ratelimit.Date{Year: 2026, Month: time.April, Day: 1}},
 		ratelimit.SlidingWindow{Name: "d", Rate: 10, Period: time.Minute, Slots: 1000, Start: start, MaxReserved: 5},
 		ratelimit.SlidingWindow{Name: "e'\\\u00e9", Rate: 10, Period: time.Minute},
 	}
@@ -687,6 +695,14 @@ func TestRoundTrip(t *testing.T) {
 			if got != want {
 				t.Errorf("got %v, want %v", got, want)
 			}
+		}
+		edited(t)(other.Set(t.Context(), "c5", "k", catalog.Override{Rate: 1_000_000}))
+		if got := other.For(limits[7], "k").Limit.Definition(); got.Rate != 1_000_000 || got.Every != 3*ratelimit.Month || got.Time != 450*time.Minute {
+			t.Errorf("overridden: got %v", got)
+		}
+		changes, err := other.History(t.Context(), "c5", 0)
+		if err != nil || len(changes) != 2 || !strings.Contains(string(changes[1].Became), `"3 months"`) || !strings.Contains(string(changes[1].Became), `"07:30"`) {
+			t.Errorf("the history has %+v, %v", changes, err)
 		}
 	})
 }
@@ -786,37 +802,6 @@ func (p prunedPermits) Prune(_ context.Context, limits ...ratelimit.InFlight) (i
 	return 11, nil
 }
 
-// A quota at a time of day, of several units, is published and read as it is, and the history has it.
-func TestPublishesEdges(t *testing.T) {
-	t.Parallel()
-	both(t, func(t *testing.T, c *catalog.Catalog, another func() *catalog.Catalog) {
-		var want []ratelimit.Definition
-		for i, every := range []ratelimit.Unit{ratelimit.Day, 5 * ratelimit.Day, 2 * ratelimit.Week, 3 * ratelimit.Month, ratelimit.Year} {
-			limit := ratelimit.FixedWindow{
-				Name: fmt.Sprint("quota ", i), Rate: 10_000, Every: every, Zone: "America/New_York", Time: time.Duration(i) * 150 * time.Minute,
-				Anchor: ratelimit.Date{Year: 2026, Month: time.April, Day: 1},
-			}
-			must(t, c.Publish(t.Context(), limit))
-			must(t, c.Publish(t.Context(), limit)) // which writes nothing
-			want = append(want, limit.Definition())
-		}
-		d := another()
-		must(t, d.Refresh(t.Context()))
-		if got := d.Definitions(); !slices.Equal(got, want) {
-			t.Errorf("got %v, want %v", got, want)
-		}
-		edited(t)(d.Set(t.Context(), "quota 3", "k", catalog.Override{Rate: 1_000_000}))
-		if got := d.For(want[3].Limit(), "k").Limit.Definition(); got.Rate != 1_000_000 || got.Every != 3*ratelimit.Month || got.Time != 450*time.Minute {
-			t.Errorf("overridden: got %v", got)
-		}
-		changes, err := d.History(t.Context(), "quota 3", 0)
-		must(t, err)
-		if len(changes) != 2 || !strings.Contains(string(changes[1].Became), `"3 months"`) || !strings.Contains(string(changes[1].Became), `"07:30"`) {
-			t.Errorf("the history has %s", changes[1].Became)
-		}
-	})
-}
-
 // The history has who made a change, as the program says, beside the role: of every edit, in a
 // transaction of its own or of the caller's, and in SQL.
 func TestWho(t *testing.T) {
@@ -831,8 +816,7 @@ func TestWho(t *testing.T) {
 		must(t, err)
 		must(t, c.Apply(as("bob"), &preview))
 		edited(t)(c.Unset(as("ann \"the boss\" 'o"), "api", "a"))
-		_, err = c.Forget(as("eve"), "api")
-		must(t, err)
+		must(t, errOf(c.Forget(as("eve"), "api")))
 		changes, err := c.History(t.Context(), "", 0)
 		must(t, err)
 		var got []string
@@ -862,8 +846,7 @@ func TestWhoInTransactions(t *testing.T) {
 	c, _ := newCatalog(t, db)
 	must(t, c.Publish(t.Context(), api))
 	must(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
-		_, err := c.SetTx(catalog.WithWho(t.Context(), "ann"), tx, "api", "a", catalog.Override{Rate: 50})
-		return err
+		return errOf(c.SetTx(catalog.WithWho(t.Context(), "ann"), tx, "api", "a", catalog.Override{Rate: 50}))
 	}))
 	exec(t, db, "BEGIN; SET LOCAL ratelimit.who = 'bob'; UPDATE rate_limit_definitions SET rate = 60 WHERE key = 'a'; COMMIT")
 	exec(t, db, "UPDATE rate_limit_definitions SET rate = 70 WHERE key = 'a'") // on a connection that has had the setting

@@ -58,8 +58,7 @@ func TestSetEach(t *testing.T) {
 				}
 				clock.add(time.Minute)
 				if keeps {
-					_, err = k.Complete(t.Context())
-					must(t, err)
+					must(t, errOf(k.Complete(t.Context())))
 					if a, b := k.left(t, monthly, "a"), k.left(t, monthly, "b"); a != 240 || b != 0 {
 						t.Errorf("%v and %v left, want 240 and 0", a, b)
 					}
@@ -109,8 +108,7 @@ func TestEditorsGiveWay(t *testing.T) {
 	k := newKeeper(t, db, nil)
 	made := make(chan error, 1)
 	set := func(ctx context.Context, tx pgx.Tx, key string) error {
-		_, err := k.SetTx(ctx, tx, "monthly", key, catalog.Override{Rate: 300})
-		return err
+		return errOf(k.SetTx(ctx, tx, "monthly", key, catalog.Override{Rate: 300}))
 	}
 	for _, key := range []string{"a", "b"} {
 		k.take(t, monthly, key, 60)
@@ -183,10 +181,7 @@ func TestSetEachWaitsForRowsFirst(t *testing.T) {
 		}
 		for i := range 2 {
 			go func() {
-				made <- pgx.BeginFunc(context.Background(), db.Pool, func(tx pgx.Tx) error {
-					_, err := k.SetEachTx(t.Context(), tx, edits(float64(200+i))...)
-					return err
-				})
+				made <- pgx.BeginFunc(context.Background(), db.Pool, func(tx pgx.Tx) error { return errOf(k.SetEachTx(t.Context(), tx, edits(float64(200+i))...)) })
 			}()
 		}
 		for !pgtest.Blocks(t, db.Pool, tx) {

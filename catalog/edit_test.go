@@ -3,7 +3,6 @@ package catalog_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"runtime"
 	"slices"
@@ -349,68 +348,5 @@ func TestOneChangeOfMany(t *testing.T) {
 	}
 	if n := len(c.Overrides("api")); n != 100_000 {
 		t.Errorf("got %d overrides", n)
-	}
-}
-
-// However many changes there are, the next one reads few of them.
-func TestAnotherOfManyChanges(t *testing.T) {
-	t.Parallel()
-	db := newDB(t)
-	c, _ := newCatalog(t, db)
-	must(t, c.Publish(t.Context(), api))
-	const many = 300
-	var read int
-	must(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(t.Context(), inSchema(db, "INSERT INTO rate_limit_definitions (name, key, rate) SELECT 'api', i::text, 5 FROM generate_series(1, $1::int) AS i"), many); err != nil {
-			return err
-		}
-		return tx.QueryRow(t.Context(), inSchema(db, "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = 'rate_limit_history'::regclass")).Scan(&read)
-	}))
-	if read > 4*many {
-		t.Errorf("%d changes read %d of the others", many, read)
-	}
-}
-
-// The catalog is read and written alike under any DateStyle, in all of pgx's modes.
-func TestDateStyles(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	quota := ratelimit.FixedWindow{Name: "quota", Rate: 1000, Every: ratelimit.Month, Zone: "Europe/Berlin", Anchor: ratelimit.Date{Year: 2026, Month: 3, Day: 1}}
-	started := ratelimit.FixedWindow{Name: "started", Rate: 10, Period: time.Hour, Start: noon}
-	until := time.Date(2031, 2, 3, 4, 5, 6, 789_000, time.UTC)
-	for _, style := range []string{"ISO, MDY", "SQL, DMY", "SQL, MDY", "German", "Postgres, MDY"} {
-		for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
-			t.Run(fmt.Sprint(style, " ", mode), func(t *testing.T) {
-				ctx := t.Context()
-				db := newDB(t, pgtest.WithConfig(func(c *pgxpool.Config) {
-					c.ConnConfig.RuntimeParams["datestyle"], c.ConnConfig.RuntimeParams["intervalstyle"] = style, "sql_standard"
-					c.ConnConfig.DefaultQueryExecMode = mode
-				}))
-				c, l := newCatalog(t, db)
-				must(t, c.Publish(ctx, quota, started))
-				edited(t)(c.Set(ctx, "quota", "a", catalog.Override{Rate: 5000, Until: until}))
-				other, _ := newCatalog(t, db)
-				must(t, other.Refresh(ctx))
-				raised := quota
-				raised.Rate = 5000
-				wantLimit(t, other, quota, "a", raised)
-				if d := other.Definitions(); len(d) != 2 || d[0] != quota.Definition() || !d[1].Start.Equal(noon) {
-					t.Errorf("got %v", d)
-				}
-				edited(t)(c.Set(ctx, "started", catalog.AllKeys, catalog.Override{Period: 2 * time.Hour}))
-				must(t, other.Refresh(ctx)) // what has changed
-				e, _ := other.Override("quota", "a")
-				if !e.Until.Equal(until) || time.Since(e.UpdatedAt).Abs() > time.Minute || len(other.Overrides("started")) != 1 {
-					t.Errorf("got %+v", e)
-				}
-				changes, err := c.History(ctx, "", 0)
-				if err != nil || len(changes) != 4 || time.Since(changes[0].At).Abs() > time.Minute {
-					t.Errorf("got %v, %v", changes, err)
-				}
-				if text := l.String(); strings.Contains(text, "not used") || len(other.Ignored()) > 0 {
-					t.Errorf("ignored %v: %s", other.Ignored(), text)
-				}
-			})
-		}
 	}
 }

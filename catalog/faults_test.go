@@ -149,8 +149,7 @@ func TestNothingChanged(t *testing.T) {
 	tx, err := db.Pool.Begin(ctx)
 	must(t, err)
 	defer tx.Rollback(ctx)
-	_, err = tx.Exec(ctx, inSchema(db, "LOCK TABLE rate_limit_definitions, rate_limit_history IN EXCLUSIVE MODE")) // which goes with plain reading only
-	must(t, err)
+	must(t, errOf(tx.Exec(ctx, inSchema(db, "LOCK TABLE rate_limit_definitions, rate_limit_history IN EXCLUSIVE MODE")))) // which goes with plain reading only
 	sent.Reset()
 	for range 50 {
 		must(t, c.Refresh(ctx))
@@ -219,15 +218,10 @@ func restricted(t *testing.T, db *pgtest.DB, name, rights string) *pgtest.DB {
 		"; GRANT "+rights+" ON "+db.Schema+".rate_limit_definitions TO "+role+"; GRANT SELECT ON "+db.Schema+".rate_limit_history TO "+role)
 	must(t, err)
 	t.Cleanup(func() {
-		if _, err := db.Pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role); err != nil {
-			t.Error(err)
-		}
+		must(t, errOf(db.Pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role)))
 	})
 	config := db.Pool.Config()
-	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, "SET ROLE "+role)
-		return err
-	}
+	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error { return errOf(conn.Exec(ctx, "SET ROLE "+role)) }
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	must(t, err)
 	t.Cleanup(pool.Close)
@@ -270,40 +264,63 @@ func TestTriggerIsNobodysTool(t *testing.T) {
 	}
 }
 
-// All of pgx's modes do the same.
+// All of pgx's modes do the same, under any DateStyle.
 func TestQueryExecModes(t *testing.T) {
 	t.Parallel()
+	quota := ratelimit.FixedWindow{Name: "quota", Rate: 1000, Every: ratelimit.Month, Zone: "Europe/Berlin", Anchor: ratelimit.Date{Year: 2026, Month: 3, Day: 1}}
+	started := ratelimit.FixedWindow{Name: "started", Rate: 10, Period: time.Hour, Start: noon}
+	until := time.Date(2031, 2, 3, 4, 5, 6, 789_000, time.UTC)
 	for _, mode := range []pgx.QueryExecMode{
 		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
 	} {
-		t.Run(mode.String(), func(t *testing.T) {
-			ctx := t.Context()
-			db := newDB(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }))
-			c, _ := newCatalog(t, db)
-			must(t, c.Publish(ctx, api, signUp, strict))
-			must(t, c.Publish(ctx, api, signUp, strict))
-			until := time.Now().Add(time.Hour)
-			edited(t)(c.Set(ctx, "api", "a", catalog.Override{Rate: 50, Period: time.Hour, Capacity: ratelimit.None, MaxReserved: 7, Until: until, Note: "n"}))
-			edited(t)(c.Set(ctx, "strict", catalog.AllKeys, catalog.Override{Slots: 10, Switch: catalog.Off}))
-			other, _ := newCatalog(t, db)
-			must(t, other.Refresh(ctx))
-			wantLimit(t, other, api, "a", ratelimit.TokenBucket{Name: "api", Rate: 50, Period: time.Hour, Capacity: ratelimit.None, MaxReserved: 7})
-			edited(t)(c.Set(ctx, "api", "b", catalog.Override{Rate: 5}))
-			must(t, other.Refresh(ctx))
-			wantLimit(t, other, api, "b", ratelimit.TokenBucket{Name: "api", Rate: 5, Period: time.Minute, Capacity: 20})
-			if got := other.Overrides("strict"); len(got) != 1 || got[0].Switch != catalog.Off || got[0].Slots != 10 || got[0].Key != catalog.AllKeys {
-				t.Errorf("got %+v", got)
+		for _, style := range []string{"ISO, MDY", "SQL, DMY", "SQL, MDY", "German", "Postgres, MDY"} {
+			if style != "ISO, MDY" {
+				pgtest.Long(t)
 			}
-			changes, err := c.History(ctx, "", 0)
-			if err != nil || len(changes) != 6 {
-				t.Errorf("got %d changes, %v", len(changes), err)
-			}
-			if n, err := c.PruneHistory(ctx, 0); err != nil || n != 5 {
-				t.Errorf("got %d, %v", n, err)
-			}
-			if removed, err := c.Unset(ctx, "strict", catalog.AllKeys); err != nil || removed.Was == nil {
-				t.Errorf("got %+v, %v", removed, err)
-			}
-		})
+			t.Run(mode.String()+" "+style, func(t *testing.T) {
+				ctx := t.Context()
+				db := newDB(t, pgtest.WithConfig(func(c *pgxpool.Config) {
+					c.ConnConfig.RuntimeParams["datestyle"], c.ConnConfig.RuntimeParams["intervalstyle"] = style, "sql_standard"
+					c.ConnConfig.DefaultQueryExecMode = mode
+				}))
+				c, l := newCatalog(t, db)
+				must(t, c.Publish(ctx, api, quota, started, strict))
+				must(t, c.Publish(ctx, api, quota, started, strict))
+				edited(t)(c.Set(ctx, "api", "a", catalog.Override{Rate: 50, Period: time.Hour, Capacity: ratelimit.None, MaxReserved: 7, Until: until, Note: "n"}))
+				edited(t)(c.Set(ctx, "quota", "a", catalog.Override{Rate: 5000}))
+				edited(t)(c.Set(ctx, "strict", catalog.AllKeys, catalog.Override{Slots: 10, Switch: catalog.Off}))
+				other, _ := newCatalog(t, db)
+				must(t, other.Refresh(ctx))
+				raised := quota
+				raised.Rate = 5000
+				wantLimit(t, other, quota, "a", raised)
+				wantLimit(t, other, api, "a", ratelimit.TokenBucket{Name: "api", Rate: 50, Period: time.Hour, Capacity: ratelimit.None, MaxReserved: 7})
+				if d := other.Definitions(); len(d) != 4 || d[1] != quota.Definition() || !d[2].Start.Equal(noon) {
+					t.Errorf("got %v", d)
+				}
+				edited(t)(c.Set(ctx, "api", "b", catalog.Override{Rate: 5}))
+				must(t, other.Refresh(ctx)) // what has changed
+				wantLimit(t, other, api, "b", ratelimit.TokenBucket{Name: "api", Rate: 5, Period: time.Minute, Capacity: 20})
+				if e, _ := other.Override("api", "a"); !e.Until.Equal(until) || time.Since(e.UpdatedAt).Abs() > time.Minute {
+					t.Errorf("got %+v", e)
+				}
+				if got := other.Overrides("strict"); len(got) != 1 || got[0].Switch != catalog.Off || got[0].Slots != 10 || got[0].Key != catalog.AllKeys {
+					t.Errorf("got %+v", got)
+				}
+				changes, err := c.History(ctx, "", 0)
+				if err != nil || len(changes) != 8 || time.Since(changes[0].At).Abs() > time.Minute {
+					t.Errorf("got %d changes, %v", len(changes), err)
+				}
+				if n, err := c.PruneHistory(ctx, 0); err != nil || n != 7 {
+					t.Errorf("got %d, %v", n, err)
+				}
+				if removed, err := c.Unset(ctx, "strict", catalog.AllKeys); err != nil || removed.Was == nil {
+					t.Errorf("got %+v, %v", removed, err)
+				}
+				if text := l.String(); strings.Contains(text, "not used") || len(other.Ignored()) > 0 {
+					t.Errorf("ignored %v: %s", other.Ignored(), text)
+				}
+			})
+		}
 	}
 }

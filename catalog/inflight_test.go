@@ -141,26 +141,6 @@ func TestInFlightRowsByHand(t *testing.T) {
 	wantInFlight(t, c, "b", 10, time.Minute)
 }
 
-func TestInFlightInTransaction(t *testing.T) {
-	t.Parallel()
-	db := newDB(t)
-	ctx := t.Context()
-	c, _ := newCatalog(t, db)
-	err := pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
-		must(t, c.PublishInFlightTx(ctx, tx, calls))
-		edited(t)(c.SetTx(ctx, tx, "calls", "a", catalog.Override{AtOnce: 3}))
-		if got, err := c.InFlightTx(ctx, tx, calls, "a"); err != nil || got.Limit != 3 {
-			t.Errorf("got %v, %v", got, err)
-		}
-		must(t, c.Refresh(ctx))
-		wantInFlight(t, c, "a", 10, time.Minute)
-		return nil
-	})
-	must(t, err)
-	must(t, c.Refresh(ctx))
-	wantInFlight(t, c, "a", 3, time.Minute)
-}
-
 // The view tells of each key what Permits does, by what holds for the key; and the view of
 // rates leaves permits alone.
 func TestViewOfPermits(t *testing.T) {
@@ -261,9 +241,7 @@ func TestModesInFlight(t *testing.T) {
 				t.Errorf("%q: got %v, %v", key, permit, err)
 			}
 		}
-		if _, err := c.Unset(ctx, "calls", catalog.AllKeys); err != nil {
-			t.Error(err)
-		}
+		must(t, errOf(c.Unset(ctx, "calls", catalog.AllKeys)))
 		want("a", 0, time.Time{})
 		var field *ratelimit.FieldError
 		if err := errOf(c.Set(ctx, "calls", catalog.AllKeys, catalog.Override{Mode: 9})); !errors.As(err, &field) || field.Field != "Mode" {

@@ -11,7 +11,6 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
-	"github.com/pgratelimit/ratelimit/memstore"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -51,9 +50,7 @@ func TestModes(t *testing.T) {
 		want("e", ratelimit.ModeRefuse, time.Time{})
 		want("f", ratelimit.ModeRefuse, soon)
 		want("g", ratelimit.ModeRefuse, soon)
-		if _, err := c.Unset(ctx, "api", catalog.AllKeys); err != nil {
-			t.Error(err)
-		}
+		must(t, errOf(c.Unset(ctx, "api", catalog.AllKeys)))
 		want("a", ratelimit.ModeEnforce, time.Time{})
 		want("b", 0, time.Time{})
 		want("f", 0, time.Time{})
@@ -71,67 +68,6 @@ func TestModes(t *testing.T) {
 			t.Errorf("the history has %s", was)
 		}
 	})
-}
-
-// A name that is refused is refused for all keys, of which no row is made; one that is only
-// tried out refuses nobody.
-func TestKillSwitch(t *testing.T) {
-	ctx := t.Context()
-	c, err := catalog.NewInMemory(nil)
-	must(t, err)
-	must(t, c.Publish(ctx, api, signUp))
-	store := memstore.New(nil)
-	allow := func(n float64) ratelimit.Result {
-		t.Helper()
-		result, err := store.Allow(ctx, c.ForN(api, "a", n), c.For(signUp, "a"))
-		must(t, err)
-		return result
-	}
-	edited(t)(c.Set(ctx, "api", catalog.AllKeys, catalog.Override{Mode: ratelimit.ModeRefuse}))
-	for range 3 {
-		if got := allow(1); got.OK || got.RetryAfter != ratelimit.RefusedFor || ratelimit.NameOf(got.Request.Limit) != "api" {
-			t.Errorf("got %v", got)
-		}
-	}
-	for _, limit := range []ratelimit.Limit{api, signUp} {
-		for status := range store.Rows(ctx, limit, ratelimit.Page{}) {
-			t.Errorf("there is a row: %v", status)
-		}
-	}
-	edited(t)(c.Set(ctx, "api", catalog.AllKeys, catalog.Override{Mode: ratelimit.ModeShadow}))
-	shadowed := 0
-	for range 40 {
-		got := allow(1)
-		if !got.OK || got.RetryAfter != 0 {
-			t.Fatalf("got %v", got)
-		}
-		if got.Shadowed {
-			shadowed++
-		}
-	}
-	if shadowed == 0 || shadowed == 40 {
-		t.Errorf("got %d of 40 that would have been refused", shadowed)
-	}
-}
-
-// A transaction that must have what holds now reads the mode with the rest.
-func TestModeInTransaction(t *testing.T) {
-	t.Parallel()
-	db := newDB(t)
-	ctx := t.Context()
-	c, _ := newCatalog(t, db)
-	must(t, c.Publish(ctx, api))
-	exec(t, db, "INSERT INTO rate_limit_definitions (name, mode) VALUES ('api', 'refuse')")
-	if got := c.For(api, "a"); got.Mode != 0 {
-		t.Errorf("before it was looked: got %v", got.Mode)
-	}
-	tx, err := db.Pool.Begin(ctx)
-	must(t, err)
-	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
-	got, err := c.ForTx(ctx, tx, api, "a", 1)
-	if err != nil || got.Mode != ratelimit.ModeRefuse {
-		t.Errorf("got %v, %v", got.Mode, err)
-	}
 }
 
 // The runner of a store that has the catalog goes by it, in definitions and modes.

@@ -25,12 +25,10 @@ func TestWritersTakeTurnsBeforeRows(t *testing.T) {
 			return errOf(c.Set(ctx, "b", "k", catalog.Override{Rate: 3}))
 		},
 		"unset": func(ctx context.Context, c *catalog.Catalog, _ *pgtest.DB) error {
-			_, err := c.Unset(ctx, "b", "k")
-			return err
+			return errOf(c.Unset(ctx, "b", "k"))
 		},
 		"update": func(ctx context.Context, _ *catalog.Catalog, db *pgtest.DB) error {
-			_, err := db.Pool.Exec(ctx, inSchema(db, "UPDATE rate_limit_definitions SET note = 'changed' WHERE name = 'b'"))
-			return err
+			return errOf(db.Pool.Exec(ctx, inSchema(db, "UPDATE rate_limit_definitions SET note = 'changed' WHERE name = 'b'")))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

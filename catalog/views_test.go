@@ -314,8 +314,7 @@ func TestViewsTellWhatIsAhead(t *testing.T) {
 	must(t, err)
 	defer store.Close()
 	for range 200 {
-		_, err := store.Allow(ctx, limit.For(""))
-		must(t, err)
+		must(t, errOf(store.Allow(ctx, limit.For(""))))
 	}
 	var value, ahead, stored float64
 	must(t, db.Pool.QueryRow(ctx, inSchema(db, // at one instant: the store may be prefetching

@@ -90,9 +90,7 @@ func newStore(t *testing.T, db ratelimit.Store, config fallback.Config) *fallbac
 		config.Logger = quiet
 	}
 	s, err := fallback.New(db, &config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(s.Close)
 	return s
 }
@@ -315,9 +313,7 @@ func granted(t *testing.T, lasts time.Duration, request ratelimit.Request, store
 	for end := time.Now().Add(lasts); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		for _, s := range stores {
 			result, err := s.Allow(t.Context(), request)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if result.OK {
 				n++
 			}
@@ -386,9 +382,7 @@ func TestLastKnown(t *testing.T) {
 		window := ratelimit.SlidingWindow{Name: "window", Rate: 10, Period: time.Hour}
 		mustAllow(t, s, true, slow.ForN("k", 6), window.ForN("k", 6))
 		mustAllow(t, s, true, perSecond.For("paused"))
-		if _, err := db.Pause(t.Context(), perSecond, "paused", time.Minute); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(db.Pause(t.Context(), perSecond, "paused", time.Minute)))
 		mustAllow(t, s, false, perSecond.For("paused"))
 		silence(t, db, s)
 		for range 2 { // half of the four that were left
@@ -418,14 +412,8 @@ func TestLastDone(t *testing.T) {
 		of     ratelimit.Request
 		want   float64
 	}{
-		{"Pause", func(ctx context.Context, s *fallback.Store) error {
-			_, err := s.Pause(ctx, limit, "k", time.Hour)
-			return err
-		}, true, limit.For("k"), 0},
-		{"Pause of a window", func(ctx context.Context, s *fallback.Store) error {
-			_, err := s.Pause(ctx, window, "k", time.Hour)
-			return err
-		}, true, window.For("k"), 0},
+		{"Pause", func(ctx context.Context, s *fallback.Store) error { return errOf(s.Pause(ctx, limit, "k", time.Hour)) }, true, limit.For("k"), 0},
+		{"Pause of a window", func(ctx context.Context, s *fallback.Store) error { return errOf(s.Pause(ctx, window, "k", time.Hour)) }, true, window.For("k"), 0},
 		{"a shorter Pause", func(ctx context.Context, s *fallback.Store) error {
 			_, err := s.Pause(ctx, limit, "k", time.Hour)
 			_, err2 := s.Pause(ctx, limit, "k", time.Second)
@@ -436,10 +424,7 @@ func TestLastDone(t *testing.T) {
 			_, err2 := s.Check(ctx, limit.For("k"))
 			return errors.Join(err, err2, s.Resume(ctx, limit, "k"))
 		}, false, limit.For("k"), 0},
-		{"Wait", func(ctx context.Context, s *fallback.Store) error {
-			_, err := s.Wait(ctx, all)
-			return err
-		}, false, limit.For("k"), 0},
+		{"Wait", func(ctx context.Context, s *fallback.Store) error { return errOf(s.Wait(ctx, all)) }, false, limit.For("k"), 0},
 		{"Wait through a pause", func(ctx context.Context, s *fallback.Store) error {
 			_, err := s.Pause(ctx, limit, "k", time.Minute)
 			_, err2 := s.Wait(ctx, limit.For("k"))
@@ -787,3 +772,14 @@ func Example() {
 	// memstore: silent, as a test has asked
 	// 2 of 5 <nil>
 }
+
+// must fails the test for an error.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// errOf returns the error of a call that returns a value besides.
+func errOf[T any](_ T, err error) error { return err }

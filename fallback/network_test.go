@@ -36,13 +36,9 @@ type network struct {
 func newNetwork(t *testing.T, processes int, set func(*pgxpool.Config)) *network {
 	t.Helper()
 	server, err := pgx.ParseConfig(pgtest.URL(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r, err := relay.New(pgconn.NetworkAddress(server.Host, server.Port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	n := &network{Relay: r}
 	address := r.Address()
 	db := pgtest.New(t)
@@ -55,14 +51,10 @@ func newNetwork(t *testing.T, processes int, set func(*pgxpool.Config)) *network
 			set(config)
 		}
 		pool, err := pgxpool.NewWithConfig(t.Context(), config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(pool.Close)
 		store, err := pgstore.New(pool, &pgstore.Config{Schema: db.Schema})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		n.pools = append(n.pools, pool)
 		n.stores = append(n.stores, newStore(t, store, fallback.Config{Processes: processes}))
 	}
@@ -124,9 +116,7 @@ func TestSilentNetwork(t *testing.T) {
 			n := newNetwork(t, processes, nil)
 			limit := ratelimit.TokenBucket{Name: "api", Rate: 10, Period: time.Second}
 			for _, s := range n.stores {
-				if _, err := s.Check(t.Context(), limit.For("k")); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errOf(s.Check(t.Context(), limit.For("k"))))
 			}
 			before := runtime.NumGoroutine()
 			began, most := time.Now(), goroutines{}
@@ -217,9 +207,7 @@ func TestPoolInUse(t *testing.T) {
 	pool, s := n.pools[0], n.stores[0]
 	for range pool.Config().MaxConns {
 		c, err := pool.Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer c.Release()
 	}
 	call := func() error {
@@ -310,9 +298,7 @@ func TestBack(t *testing.T) {
 			t.Run(fmt.Sprintf("%d connections, %s", conns, name), func(t *testing.T) {
 				t.Parallel()
 				n := newNetwork(t, 1, func(config *pgxpool.Config) { config.MaxConns, config.BeforeClose = conns, c.beforeClose })
-				if err := n.stores[0].Take(t.Context(), perSecond.For("k")); err != nil {
-					t.Fatal(err)
-				}
+				must(t, n.stores[0].Take(t.Context(), perSecond.For("k")))
 				begun := time.Now()
 				n.silent(true)
 				during := n.send(t, func(*traffic) bool { return time.Since(begun) > 3*time.Second })

@@ -55,15 +55,15 @@ type ClientConfig struct {
 
 // Client has interceptors for clients, which keep to the limits that servers state.
 //
-// A ResourceExhausted or Unavailable that has a RetryInfo holds back all calls of its scope until
-// the instant that it names. Then one call is sent, and with each that is not refused more. If
-// that one is refused too, the wait is longer each time, at least 50 ms; after a RetryInfo that
-// names no wait, at least half a second.
+// A ResourceExhausted or Unavailable with RetryInfo is a refusal. It holds back all calls of its
+// scope until the instant that it names. Then one call is sent, and more after each success. From
+// the second refusal in a row on the wait is at least 50 ms, and doubles. A RetryInfo that names no
+// wait means at least half a second.
 //
-// A refused call is sent again if MaxWait, MaxTries and the context's deadline allow: a server
-// that says when to try again has not begun to handle it. Otherwise the error is returned as it
-// is. So is one without RetryInfo, which may be about a message that is too large. A call that would have to be held back
-// for longer than allowed is not sent: the error is a *[WaitError].
+// A refused call is sent again within MaxWait, MaxTries and its deadline, since the server has not
+// begun to handle it. Otherwise its error is returned, as is an error without RetryInfo, which may
+// mean a message that is too large. A call that would wait for too long is not sent: the error is a
+// *[WaitError].
 //
 // Client is safe for concurrent use.
 type Client struct {

@@ -7,14 +7,14 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
-// InFlightPolicy is a limit of how many calls of a key are handled at a time, over all
-// processes. A call holds a permit from before its handler begins until it has returned or
-// panicked, and the lease is renewed meanwhile: also while a stream is open, or the handler works
-// on for a client that has gone. When the permit is lost all the same, since the database did not
-// answer for a lease, the handler's context ends with [ratelimit.ErrLeaseLost] as its
-// [context.Cause]. The permits of a process that dies are free within a lease.
+// InFlightPolicy limits how many calls of a key are handled at a time, over all processes. A call
+// holds a permit until its handler has returned or panicked. The lease is renewed meanwhile, also
+// while a stream is open or the handler works on for a client that has gone. If the database does
+// not answer for a lease, the permit is lost, and the handler's context ends with the
+// [context.Cause] [ratelimit.ErrLeaseLost]. The permits of a process that dies are free within a
+// lease.
 //
-// Without a permit the answer is ResourceExhausted. Its RetryInfo is no promise: see
+// Without a permit the answer is ResourceExhausted. Its RetryInfo is then a guess: see
 // Config.FullRetryAfter.
 type InFlightPolicy struct {
 	// Limit is required. Its name is public, as a Policy's is, and differs from those of all
@@ -37,10 +37,10 @@ type InFlightPolicy struct {
 	Weight func(*Call) (int, error)
 }
 
-// PermitOf returns the permit that a call holds of a policy in flight, by its limit's name: for its
-// Fence, and for ReleaseTx in the transaction that finishes the work. ctx is the handler's. It
-// returns false if the policy does not apply, or if the call passed in shadow mode or because the
-// store failed.
+// PermitOf returns the permit that a call holds of a policy in flight, by its limit's name. Use it
+// for its Fence, and for ReleaseTx in the transaction that finishes the work. ctx is the handler's.
+// PermitOf returns false if the policy does not apply, or if the call passed in shadow mode or
+// because the store failed.
 func PermitOf(ctx context.Context, policy string) (permit ratelimit.Permit, ok bool) {
 	return edge.PermitOf(ctx, policy)
 }

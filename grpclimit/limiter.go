@@ -27,7 +27,8 @@ const (
 // *memstore.Store.
 type Store = edge.Store
 
-// Call is what policies see of a call. Printed, logged and in JSON it shows the method only.
+// Call is the part of a call that policies see. Printed, logged and in JSON it shows the method
+// only.
 type Call struct {
 	Method  string          // its full name, such as "/shop.Orders/Place"
 	Context context.Context // with the call's metadata and peer, and the values of earlier interceptors
@@ -121,9 +122,9 @@ type Config struct {
 	// override of a key: a *catalog.Catalog. Nil keeps the code's.
 	Catalog ratelimit.Catalog
 
-	// InTx says which calls have handlers that take in their own transaction. For these
-	// nothing is taken by Policies; the handler passes [Requests] of its context to TakeTx or
-	// AllowTx, and returns the error of a refusal, which is answered as any refusal:
+	// InTx reports whether a call's handler takes in its own transaction. For such a call the
+	// Policies take nothing. The handler passes [Requests] of its context to TakeTx or AllowTx, and
+	// returns the error of a refusal, which is answered like any refusal:
 	//
 	//	func (s *orders) Place(ctx context.Context, in *shop.Order) (*shop.Placed, error) {
 	//		err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
@@ -138,10 +139,10 @@ type Config struct {
 	//		return &shop.Placed{}, nil
 	//	}
 	//
-	// Observe is told of a refusal that the handler returns, and of a grant when it has asked for
-	// Requests and returns no error, which is after its commit.
+	// Observe hears of a refusal that the handler returns. It hears of a grant when the handler has
+	// called Requests and returns no error, so after its commit.
 	//
-	// Shadow, FailOpen, Timeout and Counts do not apply to these takes. Nil is none.
+	// Shadow, FailOpen, Timeout and Counts do not apply to these takes. Nil means no call.
 	InTx func(*Call) bool
 
 	// Jitter spreads RetryInfo over a share, 0 to 1, of the wait, so that clients that were refused
@@ -173,9 +174,9 @@ type Config struct {
 	Shadow bool
 
 	// Observe hears of every decision before the answer, as an event with the Door "grpclimit".
-	// Later it hears of settling that failed (VerbSettle) and permits that were lost (VerbRenew).
-	// Its context is the call's, of which [CallOf] returns the call. It must not block, and must be
-	// safe for concurrent use. The store's own Observe hears of the same decisions.
+	// Later it hears of failed settling (VerbSettle) and lost permits (VerbRenew). [CallOf] returns
+	// the call from its context. It must not block, and must be safe for concurrent use. The
+	// store's own Observe hears of the same decisions.
 	Observe ratelimit.Observe
 
 	// Logger gets the errors of the store. The default is slog.Default().
@@ -382,8 +383,8 @@ func (l *Limiter) inTx(c *Call, requests []ratelimit.Request, do func(context.Co
 	}
 }
 
-// Requests returns the requests of the policies for the call of ctx, if its handler takes in its
-// own transaction: see Config.InTx. It is empty when no policy applies; do not call AllowTx then.
+// Requests returns the requests of the policies for the call of ctx, if Config.InTx selects it. If
+// no policy applies, there are none: do not call AllowTx then.
 func Requests(ctx context.Context) []ratelimit.Request {
 	innermost, _ := ctx.Value(handedKey{}).(*handed)
 	for h := innermost; h != nil; h = h.outer {
@@ -395,16 +396,15 @@ func Requests(ctx context.Context) []ratelimit.Request {
 	return slices.Clone(innermost.requests)
 }
 
-// Used says how many tokens of a policy, named by its limit, the call has really used, such as
-// those of a stream's messages, when that is known only in its course. When the handler is done,
-// the difference to the tokens taken is given back, or taken unconditionally; the last call
-// holds. A use that a policy does not count, by its Counts, is given back whole.
+// Used notes how many tokens the call has really used of a policy, named by its limit, such as for
+// a stream's messages. After the handler, the difference to the tokens taken is given back, or
+// taken even without enough tokens. The last call holds. If Counts does not count the call, all its
+// tokens go back.
 //
-// An error is [ratelimit.ErrInvalid]: the count is none that a request may have (see
-// Request.Validate), or ctx is not that of a call with such a policy, or the handler has
-// returned. Then the count noted before holds. Used is safe for concurrent use. Where nothing was
-// taken, since the policy does not apply, or the call was let through in shadow mode or because
-// the store failed, it does nothing.
+// The error is [ratelimit.ErrInvalid] if the count is invalid (see Request.Validate), if ctx is not
+// that of a call with such a policy, or if the handler has returned. The count noted before then
+// holds. If nothing was taken, Used does nothing: the policy does not apply, or the call was let
+// through in shadow or because the store failed. Used is safe for concurrent use.
 func Used(ctx context.Context, policy string, n float64) error {
 	return edge.Use(ctx, "grpclimit", policy, n)
 }

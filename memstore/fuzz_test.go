@@ -22,13 +22,9 @@ func FuzzReceipt(f *testing.F) {
 	for i, limit := range limits {
 		s := memstore.New(func() time.Time { return t0 })
 		result, err := s.Reserve(f.Context(), limit.ForN("k", 10), limits[(i+1)%3].ForN("k", 3))
-		if err != nil {
-			f.Fatal(err)
-		}
+		must(f, err)
 		text, err := result.Receipt.MarshalText()
-		if err != nil {
-			f.Fatal(err)
-		}
+		must(f, err)
 		for _, used := range []float64{0, 3, 1e6, -1, math.NaN(), math.Inf(1), 5e-324} {
 			f.Add(string(text), used)
 			f.Add(string(text[:len(text)-1]), used)
@@ -43,9 +39,7 @@ func FuzzReceipt(f *testing.F) {
 		now := t0
 		s := memstore.New(func() time.Time { return now })
 		for _, limit := range limits {
-			if _, err := s.Allow(t.Context(), limit.ForN("k", 5)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(s.Allow(t.Context(), limit.ForN("k", 5))))
 		}
 		result, err := s.Settle(t.Context(), &r, used)
 		if err != nil && !errors.Is(err, ratelimit.ErrInvalid) {

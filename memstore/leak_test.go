@@ -13,9 +13,7 @@ import (
 func TestNoTypeShowsKeys(t *testing.T) {
 	store := memstore.New(nil)
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 1, Period: time.Minute}
-	if _, err := store.Allow(t.Context(), limit.For(leak.Key)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(store.Allow(t.Context(), limit.For(leak.Key))))
 	leak.Check(t, ".", map[string]any{"Store": store, "Permits": store.Permits(), "Config": memstore.Config{}})
 }
 
@@ -23,20 +21,14 @@ func TestNoErrorShowsKeys(t *testing.T) {
 	store := memstore.New(nil)
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Minute}
 	tx, err := store.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer tx.Rollback(t.Context())
-	if _, err := store.AllowTx(t.Context(), tx, limit.For(leak.Key)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(store.AllowTx(t.Context(), tx, limit.For(leak.Key))))
 	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	_, locked := store.Allow(short, limit.For(leak.Key))
 	_, noDatabase := tx.Exec(t.Context(), "SELECT $1", leak.Key)
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.Rollback(t.Context()))
 	store.SetSilent(true)
 	_, silent := store.Allow(t.Context(), limit.For(leak.Key))
 	leak.Errors(t, ".", map[string]leak.Provoked{

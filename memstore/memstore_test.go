@@ -201,15 +201,9 @@ func TestCancelBesidePlans(t *testing.T) {
 	free := ratelimit.TokenBucket{Name: "api", Rate: 1, Period: time.Second, Capacity: 100}
 	paid := ratelimit.TokenBucket{Name: "api", Rate: 10, Period: time.Second, Capacity: 100}
 	res, err := s.Allow(ctx, paid.ForN("bob", 90))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Allow(ctx, free.For("alice")); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Allow(ctx, paid.ForN("bob", 10)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, errOf(s.Allow(ctx, free.For("alice"))))
+	must(t, errOf(s.Allow(ctx, paid.ForN("bob", 10))))
 	c.now = t0.Add(time.Second)
 	if ok, err := s.Cancel(ctx, res.Receipt); !ok || err != nil {
 		t.Fatalf("Cancel() = %v, %v", ok, err)
@@ -451,9 +445,7 @@ func TestDecidesAtMicroseconds(t *testing.T) {
 	now := t0
 	s := memstore.New(func() time.Time { return now })
 	limit := ratelimit.TokenBucket{Name: "a", Rate: 1, Period: time.Microsecond}
-	if _, err := s.Allow(ctx, limit.For("k")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(s.Allow(ctx, limit.For("k"))))
 	now = t0.Add(1999)
 	res, err := s.Allow(ctx, limit.For("k"))
 	if err != nil || !res.OK || !res.At.Equal(t0.Add(1000)) {
@@ -558,9 +550,7 @@ func TestSetSilent(t *testing.T) {
 	s := memstore.New(nil)
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 2, Period: time.Hour}
 	tx, err := s.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer tx.Rollback(t.Context())
 	s.SetSilent(true)
 	_, allowed := s.Allow(t.Context(), limit.For("k"))
@@ -580,3 +570,14 @@ func TestSetSilent(t *testing.T) {
 		t.Errorf("afterwards %v, %v, want as before", result, err)
 	}
 }
+
+// must fails the test for an error.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// errOf returns the error of a call that returns a value besides.
+func errOf[T any](_ T, err error) error { return err }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -40,9 +41,7 @@ func TestObserve(t *testing.T) {
 	store.Check(ctx, limit.For("b"))
 	store.AllowFirst(ctx, limit.ForN("b", 3))
 	tx, err := store.Begin(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	store.AllowTx(ctx, tx, limit.For("c"))
 	tx.Rollback(ctx)
 	store.AllowTx(ctx, tx, limit.For("c"))
@@ -59,17 +58,8 @@ func TestObserve(t *testing.T) {
 		"allow tx granted l", "allow tx failed l",
 		"acquire memory granted s", "acquire memory refused s", "renew memory granted s", "release memory granted s", "release memory lost s",
 	}
-	for i := range max(len(heard), len(want)) {
-		var got, wanted string
-		if i < len(heard) {
-			got = heard[i]
-		}
-		if i < len(want) {
-			wanted = want[i]
-		}
-		if got != wanted {
-			t.Errorf("call %d: got %q, want %q", i, got, wanted)
-		}
+	if !slices.Equal(heard, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(heard, "\n"), strings.Join(want, "\n"))
 	}
 }
 

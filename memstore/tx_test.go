@@ -24,9 +24,7 @@ func begin(t *testing.T, from interface {
 ) pgx.Tx {
 	t.Helper()
 	tx, err := from.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return tx
 }
 
@@ -47,9 +45,7 @@ func half(t *testing.T) (*memstore.Store, *ratelimit.Receipt) {
 	t.Helper()
 	s := memstore.New(func() time.Time { return t0 })
 	result, err := ratelimit.Granted(s.Allow(t.Context(), slow.ForN("k", 5)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s, result.Receipt
 }
 
@@ -61,27 +57,22 @@ func TestVerbsInTransactions(t *testing.T) {
 		want float64 // left then
 	}{
 		"AllowTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, _ *ratelimit.Receipt) error {
-			_, err := ratelimit.Granted(s.AllowTx(ctx, tx, slow.ForN("k", 2)))
-			return err
+			return errOf(ratelimit.Granted(s.AllowTx(ctx, tx, slow.ForN("k", 2))))
 		}, 3},
 		"ReserveTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, _ *ratelimit.Receipt) error {
-			_, err := ratelimit.Granted(s.ReserveTx(ctx, tx, slow.ForN("k", 7)))
-			return err
+			return errOf(ratelimit.Granted(s.ReserveTx(ctx, tx, slow.ForN("k", 7))))
 		}, -2},
 		"TakeTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, _ *ratelimit.Receipt) error {
 			return s.TakeTx(ctx, tx, slow.ForN("k", 5))
 		}, 0},
 		"AllowAtMostTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, _ *ratelimit.Receipt) error {
-			_, err := ratelimit.Granted(s.AllowAtMostTx(ctx, tx, slow.ForN("k", 100)))
-			return err
+			return errOf(ratelimit.Granted(s.AllowAtMostTx(ctx, tx, slow.ForN("k", 100))))
 		}, 0},
 		"AllowFirstTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, _ *ratelimit.Receipt) error {
-			_, err := ratelimit.Granted(s.AllowFirstTx(ctx, tx, slow.ForN("k", 4), other.For("k")))
-			return err
+			return errOf(ratelimit.Granted(s.AllowFirstTx(ctx, tx, slow.ForN("k", 4), other.For("k"))))
 		}, 1},
 		"SettleTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, r *ratelimit.Receipt) error {
-			_, err := s.SettleTx(ctx, tx, r, 1)
-			return err
+			return errOf(s.SettleTx(ctx, tx, r, 1))
 		}, 9},
 		"CancelTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, r *ratelimit.Receipt) error {
 			if ok, err := s.CancelTx(ctx, tx, r); !ok || err != nil {
@@ -90,16 +81,13 @@ func TestVerbsInTransactions(t *testing.T) {
 			return nil
 		}, 10},
 		"CreditTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, _ *ratelimit.Receipt) error {
-			_, err := s.CreditTx(ctx, tx, slow.ForN("k", 3))
-			return err
+			return errOf(s.CreditTx(ctx, tx, slow.ForN("k", 3)))
 		}, 8},
 		"PauseTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, _ *ratelimit.Receipt) error {
-			_, err := s.PauseTx(ctx, tx, slow, "k", time.Hour)
-			return err
+			return errOf(s.PauseTx(ctx, tx, slow, "k", time.Hour))
 		}, 0},
 		"PauseEachTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, _ *ratelimit.Receipt) error {
-			_, err := s.PauseEachTx(ctx, tx, []ratelimit.Request{other.For("k"), slow.For("k")}, time.Hour)
-			return err
+			return errOf(s.PauseEachTx(ctx, tx, []ratelimit.Request{other.For("k"), slow.For("k")}, time.Hour))
 		}, 0},
 		"ResetTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, _ *ratelimit.Receipt) error {
 			return s.ResetTx(ctx, tx, slow, "k")
@@ -111,34 +99,22 @@ func TestVerbsInTransactions(t *testing.T) {
 			tx := begin(t, s)
 			savepoint := begin(t, tx)
 			undone := begin(t, savepoint)
-			if err := verb.do(t.Context(), s, undone, r); err != nil {
-				t.Fatal(err)
-			}
+			must(t, verb.do(t.Context(), s, undone, r))
 			wantLeft(t, s, undone, verb.want)
 			wantLeft(t, s, nil, 5)
-			if err := undone.Rollback(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, undone.Rollback(t.Context()))
 			wantLeft(t, s, tx, 5)
 			if err := verb.do(t.Context(), s, tx, r); err != nil { // in the savepoint that is open, as in PostgreSQL
 				t.Fatalf("after a rollback: %v", err)
 			}
-			if err := savepoint.Rollback(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, savepoint.Rollback(t.Context()))
 			wantLeft(t, s, tx, 5)
 			kept := begin(t, tx)
-			if err := verb.do(t.Context(), s, kept, r); err != nil {
-				t.Fatal(err)
-			}
-			if err := kept.Commit(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, verb.do(t.Context(), s, kept, r))
+			must(t, kept.Commit(t.Context()))
 			wantLeft(t, s, tx, verb.want)
 			wantLeft(t, s, nil, 5)
-			if err := tx.Commit(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, tx.Commit(t.Context()))
 			wantLeft(t, s, nil, verb.want)
 			for _, ended := range []pgx.Tx{tx, savepoint, undone, kept} {
 				if err := errors.Join(ended.Commit(t.Context()), ended.Rollback(t.Context())); !errors.Is(err, pgx.ErrTxClosed) {
@@ -154,13 +130,9 @@ func TestVerbsInTransactions(t *testing.T) {
 
 	t.Run("ResumeTx", func(t *testing.T) {
 		s, _ := half(t)
-		if _, err := s.Pause(t.Context(), slow, "k", time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(s.Pause(t.Context(), slow, "k", time.Hour)))
 		tx := begin(t, s)
-		if err := s.ResumeTx(t.Context(), tx, slow, "k"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.ResumeTx(t.Context(), tx, slow, "k"))
 		if result, err := s.CheckReserveTx(t.Context(), tx, slow.ForN("k", 0)); err != nil || !result.PausedUntil.IsZero() {
 			t.Errorf("paused until %v, %v, want no pause", result.PausedUntil, err)
 		}
@@ -176,16 +148,12 @@ func TestSavepointsThatAreOpen(t *testing.T) {
 		s, _ := half(t)
 		tx := begin(t, s)
 		inner := begin(t, begin(t, tx))
-		if err := s.TakeTx(t.Context(), inner, slow.ForN("k", 2)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.TakeTx(t.Context(), inner, slow.ForN("k", 2)))
 		end := tx.Rollback
 		if commit {
 			end = tx.Commit
 		}
-		if err := end(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, end(t.Context()))
 		wantLeft(t, s, nil, want)
 		if err := inner.Commit(t.Context()); !errors.Is(err, pgx.ErrTxClosed) {
 			t.Errorf("a savepoint outlives its transaction: %v", err)
@@ -207,14 +175,11 @@ func TestOthersWait(t *testing.T) {
 				s := memstore.New(nil)
 				tx := begin(t, s)
 				savepoint := begin(t, tx)
-				if err := s.TakeTx(t.Context(), savepoint, slow.ForN("k", 4)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, s.TakeTx(t.Context(), savepoint, slow.ForN("k", 4)))
 				waits := map[string]func() error{
 					"Allow": func() error { return s.Take(t.Context(), slow.For("k")) },
 					"AllowFunc": func() error {
-						_, err := s.AllowFunc(t.Context(), []ratelimit.Request{other.For("k"), slow.For("k")}, func(pgx.Tx, ratelimit.Result) error { return nil })
-						return err
+						return errOf(s.AllowFunc(t.Context(), []ratelimit.Request{other.For("k"), slow.For("k")}, func(pgx.Tx, ratelimit.Result) error { return nil }))
 					},
 					"Credit": func() error { _, err := s.Credit(t.Context(), slow.ForN("k", 0)); return err },
 				}
@@ -232,9 +197,7 @@ func TestOthersWait(t *testing.T) {
 				}
 				wantLeft(t, s, nil, 10) // a check waits for nobody
 				time.Sleep(time.Second)
-				if err := end(tx, savepoint); err != nil {
-					t.Error(err)
-				}
+				must(t, end(tx, savepoint))
 				done.Wait()
 			})
 		})
@@ -252,9 +215,7 @@ func TestWaitingEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New(nil)
 		tx := begin(t, s)
-		if err := s.TakeTx(t.Context(), tx, slow.For("k")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.TakeTx(t.Context(), tx, slow.For("k")))
 		for _, timeout := range []time.Duration{0, time.Second, time.Minute} {
 			ctx, cancel, want := t.Context(), context.CancelFunc(func() {}), 5*time.Second
 			if timeout > 0 {
@@ -268,9 +229,7 @@ func TestWaitingEnds(t *testing.T) {
 				t.Errorf("%v after %v, want ErrLocked after %v", err, time.Since(begun), want)
 			}
 		}
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, tx.Rollback(t.Context()))
 		wantLeft(t, s, nil, 10)
 	})
 }
@@ -281,19 +240,13 @@ func TestReceiptsInTransactions(t *testing.T) {
 	s, paid := half(t)
 	tx := begin(t, s)
 	taken, err := s.AllowTx(t.Context(), tx, slow.ForN("k", 2))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.SettleTx(t.Context(), tx, paid, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, errOf(s.SettleTx(t.Context(), tx, paid, 0)))
 	if _, err := s.SettleTx(t.Context(), tx, paid, 0); !errors.Is(err, ratelimit.ErrSettled) {
 		t.Errorf("settled twice in one transaction: %v", err)
 	}
 	wantLeft(t, s, tx, 8)
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.Rollback(t.Context()))
 	if ok, err := s.Cancel(t.Context(), taken.Receipt); ok || err != nil {
 		t.Errorf("cancelled what was rolled back: %v, %v", ok, err)
 	}
@@ -391,12 +344,8 @@ func TestJoin(t *testing.T) {
 		s, _ := half(t)
 		fake := &fakeTx{fails: test.fails}
 		tx, err := s.Join(fake)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := s.TakeTx(t.Context(), tx, slow.ForN("k", 2)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, s.TakeTx(t.Context(), tx, slow.ForN("k", 2)))
 		if _, err := tx.Begin(t.Context()); !errors.Is(err, test.fails) {
 			t.Errorf("%s: a savepoint: %v, want %v", test.name, err, test.fails)
 		}
@@ -417,9 +366,7 @@ func TestJoin(t *testing.T) {
 func TestBadTransactions(t *testing.T) {
 	s, _ := half(t)
 	elsewhere, err := memstore.New(nil).Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, tx := range map[string]pgx.Tx{"nil": nil, "a foreign one": &fakeTx{}, "another store's": elsewhere} {
 		var field *ratelimit.FieldError
 		if err := s.TakeTx(t.Context(), tx, slow.For("k")); !errors.As(err, &field) || field.Field != "Tx" {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -13,183 +15,269 @@ import (
 	"github.com/pgratelimit/ratelimit/migrations"
 )
 
-// found describes the schema before any migration. It comes from PostgreSQL's catalog, which every
+// A SchemaError reports that the schema is not as its migrations left it, such as after an object was dropped, or
+// a version table was restored from another time.
+type SchemaError struct {
+	Fault string // what is missing
+	Mend  string // what to do: SQL, or a command
+}
+
+func (e *SchemaError) Error() string { return e.Fault + ": " + e.Mend }
+
+// found describes the schema before any migration. What it has comes from PostgreSQL's catalog, which every
 // role may read. goose would create its version table only to find it empty, and fail for roles
 // that may use the limits but not the versions.
 type found struct {
+	set      migrations.Set
 	schema   string
-	tracked  bool // whether there is a version table
-	readable bool // whether this role may read it
-	made     made
-	columns  []string // columns of that table, and names of views beside it; nil without a table
+	tracked  bool    // whether there is a version table
+	readable bool    // whether this role may read it
+	noted    []int64 // the versions in it, oldest first
+	steps    []step
 }
 
-// made lists what each migration of a set creates. Where another tool applied the files there is no
-// version table, and the columns of the set's table show how far it came.
-type made struct {
-	table string
-	shows map[int64]string // the column or view that each migration creates
+// A step is a migration, and what it creates, such as "table rate_limits".
+type step struct {
+	Migration
+	first      string   // the first object that it creates
+	has, lacks []string // the objects that the schema has, and those that it does not have
 }
 
-var madeBy = map[migrations.Set]made{
-	"":                 {"rate_limits", map[int64]string{1: "ts", 2: "paused", 3: "slots", 4: "ahead"}},
-	migrations.Catalog: {"rate_limit_definitions", map[int64]string{1: "enabled", 2: "rate_limits_now"}},
+// begun reports whether the first object is there. Where the role can read no version table, it decides
+// whether the step counts as applied.
+func (s *step) begun() bool { return slices.Contains(s.has, s.first) }
 
-	// A type of the functions' results; types are found where tables are.
-	migrations.Functions: {"rate_limit_result", map[int64]string{1: "ok"}},
-	migrations.Refusals:  {"rate_limit_refusals", map[int64]string{1: "uncertain"}},
-	migrations.River:     {"rate_limit_parked", map[int64]string{1: "place"}},
+var (
+	creation = regexp.MustCompile(`(?m)^CREATE TABLE (\w+) \(\n((?:.*\n)*?)\)|^ALTER TABLE (\w+) ADD COLUMN (\w+)|^CREATE (?:UNIQUE )?(FUNCTION|INDEX|TRIGGER|TYPE|VIEW) (?:@schema@\.)?(\w+)`)
+	column   = regexp.MustCompile(`(?m)^    ([a-z_]+) `)
+)
+
+// creations returns the objects that the SQL of a migration creates.
+func creations(sql string) (all []string) {
+	for _, m := range creation.FindAllStringSubmatch(sql, -1) {
+		switch {
+		case m[1] != "":
+			all = append(all, "table "+m[1])
+			for _, c := range column.FindAllStringSubmatch(m[2], -1) {
+				all = append(all, "column "+c[1]+" of "+m[1])
+			}
+		case m[3] != "":
+			all = append(all, "column "+m[4]+" of "+m[3])
+		default:
+			all = append(all, strings.ToLower(m[5])+" "+m[6])
+		}
+	}
+	return all
 }
 
-// table returns the table that the target's set creates.
-func (t *target) table() string { return madeBy[t.set].table }
+// objects lists a schema's objects as creations names them, a function once for each overload.
+const objects = `
+	SELECT CASE relkind WHEN 'v' THEN 'view ' WHEN 'c' THEN 'type ' WHEN 'i' THEN 'index ' ELSE 'table ' END || relname
+	FROM pg_class WHERE relnamespace = n.oid AND relname ~ '^rate_limit' AND relkind IN ('r', 'p', 'v', 'c', 'i')
+	UNION ALL SELECT 'column ' || attname || ' of ' || relname
+	FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid
+	WHERE relnamespace = n.oid AND relname ~ '^rate_limit' AND relkind IN ('r', 'p') AND attnum > 0 AND NOT attisdropped
+	UNION ALL SELECT 'trigger ' || tgname
+	FROM pg_class JOIN pg_trigger ON tgrelid = pg_class.oid WHERE relnamespace = n.oid AND tgname ~ '^rate_limit'
+	UNION ALL SELECT 'function ' || proname FROM pg_proc WHERE pronamespace = n.oid AND proname ~ '^rate_limit'`
 
 // look reads the state of the schema. A configured schema may not exist yet.
 func (t *target) look(ctx context.Context) (f found, err error) {
-	f.made = madeBy[t.set]
-	err = t.pool.QueryRow(ctx, `
-		SELECT coalesce(s.name, ''),
-			v.oid IS NOT NULL,
-			coalesce(has_table_privilege(v.oid, 'SELECT'), false),
-			ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = l.oid AND attnum > 0 AND NOT attisdropped)
-				|| ARRAY(SELECT relname::text FROM pg_class WHERE relnamespace = n.oid AND relkind = 'v' AND l.oid IS NOT NULL)
-		FROM (SELECT coalesce(nullif($1::text, ''), current_schema()::text) AS name) AS s
-		LEFT JOIN pg_namespace AS n ON n.nspname = s.name
-		LEFT JOIN pg_class AS v ON v.relnamespace = n.oid AND v.relname = $2::text AND v.relkind IN ('r', 'p')
-		LEFT JOIN pg_class AS l ON l.relnamespace = n.oid AND l.relname = $3::text AND l.relkind IN ('r', 'p', 'c')`,
-		t.schema, t.set.VersionTable(), f.made.table).Scan(&f.schema, &f.tracked, &f.readable, &f.columns)
+	f.set = t.set
+	var has []string
+	snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly} // of objects and versions
+	err = pgx.BeginTxFunc(ctx, t.pool, snapshot, func(tx pgx.Tx) error {
+		err := tx.QueryRow(ctx, `
+			SELECT coalesce(s.name, ''), v.oid IS NOT NULL, coalesce(has_table_privilege(v.oid, 'SELECT'), false), ARRAY(`+objects+`)
+			FROM (SELECT coalesce(nullif($1::text, ''), current_schema()::text) AS name) AS s
+			LEFT JOIN pg_namespace AS n ON n.nspname = s.name
+			LEFT JOIN pg_class AS v ON v.relnamespace = n.oid AND v.relname = $2::text AND v.relkind IN ('r', 'p')`,
+			t.schema, t.set.VersionTable()).Scan(&f.schema, &f.tracked, &f.readable, &has)
+		if err != nil || !f.readable {
+			return err
+		}
+		rows, err := tx.Query(ctx, "SELECT DISTINCT version_id FROM "+f.versionTable()+" ORDER BY version_id")
+		if err == nil {
+			f.noted, err = pgx.CollectRows(rows, pgx.RowTo[int64])
+		}
+		return err
+	})
 	if err != nil {
 		return f, fmt.Errorf("look for table %s: %w", t.set.VersionTable(), err)
 	}
-	if t.schema != "" && !f.tracked && len(f.columns) == 0 {
-		return f, nil // nor need the schema
+	if err := f.compare(has); err != nil || t.schema != "" && !f.tracked && len(has) == 0 {
+		return f, err // the schema need not be there
 	}
 	return f, t.requireSchema(ctx)
 }
 
-// forGoose reports whether to ask goose: it has a version table, or there is nothing yet.
-func (f *found) forGoose() bool {
-	return f.tracked && f.readable || !f.tracked && len(f.columns) == 0
-}
-
-// mark returns the migrations, marked as applied by the table's columns.
-func (f *found) mark(all []Migration) ([]Migration, error) {
-	if len(f.columns) > 0 && !f.has(all[0]) {
-		return nil, fmt.Errorf("schema %q has a table %s that is not this library's: it has no column %q", f.schema, f.made.table, f.made.shows[all[0].Version])
+// compare lists the set's steps, and what the schema lacks of each.
+func (f *found) compare(has []string) error {
+	left := map[string]int{}
+	for _, object := range has {
+		left[object]++
 	}
-	for i, m := range all {
-		all[i].Applied = f.has(m)
-		all[i].Untracked = all[i].Applied && !f.tracked
-	}
-	return all, nil
-}
-
-func (f *found) has(m Migration) bool { return slices.Contains(f.columns, f.made.shows[m.Version]) }
-
-// versions returns the versions in the version table, oldest first.
-func (t *target) versions(ctx context.Context, f *found) (versions []int64, err error) {
-	rows, err := t.pool.Query(ctx, "SELECT version_id FROM "+f.versions(t.set)+" GROUP BY version_id ORDER BY version_id")
-	if err == nil {
-		versions, err = pgx.CollectRows(rows, pgx.RowTo[int64])
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read version table %s: %w", t.set.VersionTable(), err)
-	}
-	return versions, nil
-}
-
-// versions names the version table in SQL.
-func (f *found) versions(set migrations.Set) string {
-	return pgx.Identifier{f.schema, set.VersionTable()}.Sanitize()
-}
-
-// note returns the SQL that notes in the version table which of all migrations the schema has, but for
-// those that are noted; "" if there is none.
-func (f *found) note(set migrations.Set, all []Migration, noted []int64) string {
-	var rows []string
-	if len(noted) == 0 {
-		rows = append(rows, "(0, true)")
-	}
-	for _, m := range all {
-		if f.has(m) && !slices.Contains(noted, m.Version) {
-			rows = append(rows, fmt.Sprintf("(%d, true)", m.Version))
+	names, err := fs.Glob(f.set.FS(), "*.sql")
+	for i, name := range names {
+		text, err := fs.ReadFile(f.set.FS(), name)
+		if err != nil {
+			return err
 		}
+		creates := creations(string(text))
+		s := step{Migration: Migration{Version: int64(i + 1), Name: name}, first: creates[0]}
+		for _, object := range creates {
+			_, table, isColumn := strings.Cut(object, " of ")
+			if left[object]--; left[object] >= 0 {
+				s.has = append(s.has, object)
+			} else if !isColumn || slices.Contains(has, "table "+table) {
+				s.lacks = append(s.lacks, object)
+			}
+		}
+		s.Applied = slices.Contains(f.noted, s.Version)
+		f.steps = append(f.steps, s)
 	}
-	if rows == nil {
-		return ""
+	for later, i := false, len(f.steps)-1; i >= 0 && !f.readable; i-- {
+		later = later || f.steps[i].begun()
+		f.steps[i].Applied, f.steps[i].Untracked = later, later && !f.tracked
 	}
-	return fmt.Sprintf("INSERT INTO %s (version_id, is_applied) VALUES %s", f.versions(set), strings.Join(rows, ", "))
+	return err
 }
 
-// newer returns the migrations in the version table that this program does not know, oldest first. A
-// table that somebody emptied is an error, which says what to write into it.
-func (t *target) newer(ctx context.Context, f *found) (newer []Migration, err error) {
-	versions, err := t.versions(ctx, f)
-	if err != nil {
-		return nil, err
+// versionTable names the version table in SQL.
+func (f *found) versionTable() string {
+	return pgx.Identifier{f.schema, f.set.VersionTable()}.Sanitize()
+}
+
+// forGoose reports whether to ask goose: it has a version table, or there is nothing yet.
+func (f *found) forGoose() bool { return f.readable || !f.tracked && !f.steps[0].Applied }
+
+// migrations returns all migrations, oldest first, and last those of a newer program.
+func (f *found) migrations() (all []Migration) {
+	for _, s := range f.steps {
+		all = append(all, s.Migration)
 	}
-	all := t.migrations()
-	if len(versions) == 0 {
-		return nil, fmt.Errorf("version table %s is empty, and does not say what was applied. As the schema is: %s", t.set.VersionTable(), f.note(t.set, all, nil))
-	}
-	known := slices.DeleteFunc(slices.Clone(all), func(m Migration) bool { return m.Version > versions[len(versions)-1] })
-	if note := f.note(t.set, known, versions); note != "" {
-		return nil, fmt.Errorf("version table %s lacks a version before its newest. As the schema is: %s", t.set.VersionTable(), note)
-	}
-	for _, v := range versions {
-		if v > all[len(all)-1].Version {
+	return append(all, f.newer()...)
+}
+
+// newer returns the migrations in the version table that this program does not know, oldest first.
+func (f *found) newer() (newer []Migration) {
+	for _, v := range f.noted {
+		if v > int64(len(f.steps)) {
 			newer = append(newer, Migration{Version: v, Name: fmt.Sprintf("version %d of a newer program", v), Applied: true, Newer: true})
 		}
 	}
-	return newer, nil
+	return newer
+}
+
+// require returns an error if the schema is not as the applied migrations left it.
+func (f *found) require() error {
+	var lacks []string
+	for _, s := range f.steps {
+		for _, object := range s.lacks {
+			if column, table, isColumn := strings.Cut(object, " of "); isColumn && s.begun() {
+				return &SchemaError{
+					fmt.Sprintf("table %s of schema %q has no %s: it is another library's, or the column was dropped", table, f.schema, column),
+					"choose another schema, or restore the table",
+				}
+			}
+		}
+		if s.Applied {
+			lacks = append(lacks, s.lacks...)
+		}
+	}
+	if err := f.requireVersions(); err != nil || len(lacks) == 0 || len(f.newer()) > 0 {
+		return err // a newer program may have dropped something
+	}
+	if more := len(lacks) - 6; more > 1 {
+		lacks = append(lacks[:6], fmt.Sprintf("%d more", more))
+	}
+	mend := f.again()
+	if f.tracked && len(f.steps[0].has) == 0 {
+		mend = "if your goose made it in another schema, ALTER TABLE … SET SCHEMA; otherwise, " + mend
+	}
+	return &SchemaError{fmt.Sprintf("schema %q lacks what migrations of it have made (%s)", f.schema, strings.Join(lacks, ", ")), mend}
+}
+
+// again says how to create what is missing.
+func (f *found) again() string {
+	how, sql := "to create it again, without rows, run this, which fails for what is there", command("print", f.set, "")
+	if f.set == migrations.Functions { // in one statement
+		how, sql = "to create all of the set again, without the rights that were granted, run this", sql+" --down; "+sql
+	}
+	path := strings.ReplaceAll(pgx.Identifier{f.schema}.Sanitize(), "'", `'\''`)
+	return fmt.Sprintf(`%s: { echo 'SET search_path = %s; SET lock_timeout = 1000;'; %s; } | psql -X "$DATABASE_URL"`, how, path, sql)
+}
+
+// requireVersions returns an error if the version table lacks a version that the schema has.
+func (f *found) requireVersions() error {
+	if !f.readable {
+		return nil
+	}
+	fault, rows := "lacks a version that the schema has", []string(nil)
+	if len(f.noted) == 0 {
+		fault, rows = "is empty, and does not say what was applied", []string{"(0, true)"}
+	}
+	for _, s := range f.steps {
+		if s.begun() && !s.Applied {
+			rows = append(rows, fmt.Sprintf("(%d, true)", s.Version))
+		}
+	}
+	if rows == nil {
+		return nil
+	}
+	return &SchemaError{
+		"version table " + f.set.VersionTable() + " " + fault,
+		fmt.Sprintf("INSERT INTO %s (version_id, is_applied) VALUES %s", f.versionTable(), strings.Join(rows, ", ")),
+	}
 }
 
 // requireAll returns an error if another tool made the table and migrations are missing.
-func (f *found) requireAll(set migrations.Set, all []Migration) error {
-	all, err := f.mark(all)
-	if err != nil {
-		return err
+func (f *found) requireAll() error {
+	var names []string
+	first := int64(0)
+	for _, s := range slices.Backward(f.steps) {
+		if !s.Applied {
+			names, first = append([]string{s.Name}, names...), s.Version
+		}
 	}
-	all = slices.DeleteFunc(all, func(m Migration) bool { return m.Applied })
-	if len(all) == 0 {
+	if names == nil {
 		return nil
-	}
-	names := make([]string, len(all))
-	for i, m := range all {
-		names[i] = m.Name
 	}
 	lacks := strings.Join(names, ", ")
 	if f.tracked {
-		return fmt.Errorf("schema %q lacks %s, and this role may not read %s: it takes a role that may create tables there", f.schema, lacks, set.VersionTable())
+		return fmt.Errorf("schema %q lacks %s, and this role may not read %s: it takes a role that may create tables there", f.schema, lacks, f.set.VersionTable())
 	}
-	command := fmt.Sprintf("ratelimit migrate print --from %d", all[0].Version)
-	if set != "" {
-		command += " --set " + string(set)
-	}
-	return fmt.Errorf("schema %q has a table %s that another tool made, as there is no %s, and that lacks %s: "+
-		"apply it with that tool (%s)", f.schema, f.made.table, set.VersionTable(), lacks, command)
+	from := fmt.Sprintf("%s --from %d", command("print", f.set, ""), first)
+	return fmt.Errorf("schema %q has a %s that another tool made, as there is no %s, and that lacks %s: "+
+		"apply it with that tool (%s)", f.schema, f.steps[0].first, f.set.VersionTable(), lacks, from)
 }
 
-// foreign returns err of a migration. If the migration's work was there already, the error says so, and
-// how to go on.
-func (t *target) foreign(ctx context.Context, err error) error {
+// foreign returns err of a migration. If something has the name of what the migration creates, the error says so.
+func (f *found) foreign(err error) error {
 	const duplicateTable, duplicateColumn, duplicateObject, duplicateFunction = "42P07", "42701", "42710", "42723"
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) || !slices.Contains([]string{duplicateTable, duplicateColumn, duplicateObject, duplicateFunction}, pgErr.Code) {
 		return err
 	}
-	f, lookErr := t.look(ctx)
-	if lookErr != nil {
-		return err
+	var has []string
+	for _, s := range f.steps {
+		if !s.Applied {
+			has = append(has, s.has...)
+		}
 	}
-	versions, lookErr := t.versions(ctx, &f)
-	if lookErr != nil {
-		return err
+	return fmt.Errorf("something that %s does not know of has the name of what the migration makes: drop or rename it (%s): %w", f.set.VersionTable(), strings.Join(has, ", "), err)
+}
+
+// command returns the command line that does the same as a function of this package.
+func command(verb string, set migrations.Set, schema string) string {
+	line := "ratelimit migrate " + verb
+	if set != "" {
+		line += " --set " + string(set)
 	}
-	if note := f.note(t.set, t.migrations(), versions); note != "" {
-		return fmt.Errorf("another tool made or changed table %s, and %s does not know of it: %w. As the schema is: %s", t.table(), t.set.VersionTable(), err, note)
+	if schema != "" {
+		line += " --schema " + schema
 	}
-	return fmt.Errorf("something that %s does not know of has the name of what the migration makes: drop or rename it: %w", t.set.VersionTable(), err)
+	return line
 }
 
 // usedBy lists the sets that use what a set makes, in the order in which they are taken back. PostgreSQL
@@ -199,19 +287,31 @@ var usedBy = map[migrations.Set][]migrations.Set{
 	migrations.Catalog: {migrations.Functions},
 }
 
+// requireBase returns an error if the set uses the limits' own, and the schema lacks a part of that.
+func (t *target) requireBase(ctx context.Context) error {
+	if !slices.Contains(usedBy[""], t.set) {
+		return nil
+	}
+	f, err := (&target{schema: t.schema, pool: t.pool}).look(ctx)
+	if err == nil && len(f.newer()) == 0 && slices.ContainsFunc(f.steps, func(s step) bool { return !s.begun() }) {
+		err = fmt.Errorf("schema %q lacks migrations of the limits' own, which the set %s needs: apply them first (%s)", f.schema, t.set, command("up", "", t.schema))
+	}
+	return err
+}
+
 // requireUnneeded returns an error if other sets use this one.
-func (t *target) requireUnneeded(ctx context.Context) error {
+func (t *target) requireUnneeded(ctx context.Context, table string) error {
 	for _, set := range usedBy[t.set] {
 		f, err := (&target{schema: t.schema, set: set, pool: t.pool}).look(ctx)
 		if err != nil {
 			return err
 		}
-		if len(f.columns) > 0 {
+		if slices.ContainsFunc(f.steps, func(s step) bool { return len(s.has) > 0 }) {
 			then := "the limits' own"
 			if t.set != "" {
 				then = string(t.set)
 			}
-			return fmt.Errorf("the set %s depends on table %s: take that back first (ratelimit migrate down --set %s), and then %s", set, t.table(), set, then)
+			return fmt.Errorf("the set %s depends on %s: take that back first (%s), and then %s", set, table, command("down", set, t.schema), then)
 		}
 	}
 	return nil

@@ -8,5 +8,7 @@ import (
 )
 
 func TestNoTypeShowsKeys(t *testing.T) {
-	leak.Check(t, ".", map[string]any{"Config": migrate.Config{Schema: "s"}, "Migration": applied[0]})
+	leak.Check(t, ".", map[string]any{
+		"Config": migrate.Config{Schema: "s"}, "Migration": applied[0], "SchemaError": migrate.SchemaError{Fault: "schema lacks", Mend: "psql"},
+	})
 }

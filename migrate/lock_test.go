@@ -173,15 +173,7 @@ func TestDownNamesWhatDependsOnIt(t *testing.T) {
 	execute(t, db.Pool, "CREATE VIEW "+db.Schema+".ours AS SELECT ahead FROM "+db.Schema+".rate_limits")
 	for _, set := range []migrations.Set{migrations.Functions, migrations.Catalog} { // each goes first
 		wantRefused("", "", "the set "+string(set)+" depends on table rate_limits", "down --set "+string(set))
-		for {
-			undone, err := migrate.Down(t.Context(), db.Pool, cfg(set))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if undone == nil {
-				break
-			}
-		}
+		down(t, db.Pool, db.Schema, set)
 	}
 	wantRefused("", "2BP01", "view ours depends on column ahead")
 	execute(t, db.Pool, "DROP VIEW "+db.Schema+".ours")

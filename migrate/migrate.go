@@ -32,7 +32,8 @@
 //
 // Errors of the database can be had with errors.As as a *pgconn.PgError. A
 // migration runs in a transaction: one that fails leaves nothing behind, and
-// those before it stay. All functions are safe for concurrent use.
+// those before it stay. A [SchemaError] says that parts of the schema are missing, and how to get
+// them back. All functions are safe for concurrent use.
 package migrate
 
 import (
@@ -141,8 +142,24 @@ func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (*Migration, err
 	return undone, nil
 }
 
-// Status returns all migrations, oldest first, and last those of a newer program. It writes nothing and waits for no lock. If the role
-// cannot read a version table, the table's columns decide.
+// Newest returns the migration that [Down] would take back, or nil if there is none. It changes nothing,
+// and returns the error with which Down would refuse. Views and functions of yours that depend on the
+// migration are an error of Down only.
+func Newest(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (*Migration, error) {
+	var newest *Migration
+	err := withTarget(ctx, pool, cfg, func(t *target) (err error) {
+		newest, err = t.newest(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("migrate down: %w", err)
+	}
+	return newest, nil
+}
+
+// Status returns all migrations, oldest first, and last those of a newer program. It writes nothing and
+// waits for no lock. If the role cannot read a version table, what the schema has decides. With a
+// [*SchemaError] it returns them too.
 func Status(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Migration, error) {
 	var all []Migration
 	err := withTarget(ctx, pool, cfg, func(t *target) (err error) {
@@ -150,7 +167,7 @@ func Status(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Migration, 
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("migrate status: %w", err)
+		return all, fmt.Errorf("migrate status: %w", err)
 	}
 	return all, nil
 }
@@ -227,6 +244,8 @@ func newProvider(db *sql.DB, set migrations.Set) (*goose.Provider, error) {
 		// Without this, Go migrations that the host program registered for
 		// itself would be run as ours.
 		goose.WithDisableGlobalRegistry(true),
+		// A version that the table lacks is applied, also where it has a later one.
+		goose.WithAllowOutofOrder(true),
 	)
 }
 
@@ -242,19 +261,24 @@ func (t *target) up(ctx context.Context) (applied []Migration, err error) {
 	}
 	err = t.locked(ctx, func() error {
 		found, err := t.look(ctx)
+		if err == nil {
+			err = found.require()
+		}
 		if err != nil {
 			return err
 		}
 		if !found.forGoose() {
-			return found.requireAll(t.set, t.migrations())
+			return found.requireAll()
 		}
 		if !found.tracked {
-			err = t.createVersions(ctx)
-		} else {
-			_, err = t.newer(ctx, &found)
+			if err := t.createVersions(ctx); err != nil {
+				return err
+			}
 		}
-		if err != nil {
-			return err
+		if slices.ContainsFunc(found.steps, func(s step) bool { return !s.Applied }) {
+			if err := t.requireBase(ctx); err != nil {
+				return err
+			}
 		}
 		results, err := t.goose.Up(ctx)
 		var partial *goose.PartialError
@@ -264,11 +288,7 @@ func (t *target) up(ctx context.Context) (applied []Migration, err error) {
 		for _, r := range results {
 			applied = append(applied, migration(r.Source, true))
 		}
-		if err != nil {
-			return t.foreign(ctx, err)
-		}
-		_, err = t.status(ctx)
-		return err
+		return found.foreign(err)
 	})
 	return applied, err
 }
@@ -305,24 +325,12 @@ func (t *target) tryCreateVersions(ctx context.Context) error {
 
 func (t *target) down(ctx context.Context) (undone *Migration, err error) {
 	err = t.locked(ctx, func() error {
-		found, err := t.look(ctx)
-		if err != nil || !found.tracked {
+		newest, err := t.newest(ctx)
+		if err != nil || newest == nil {
 			return err
 		}
-		newer, err := t.newer(ctx, &found)
-		if err != nil {
-			return err
-		}
-		if len(newer) > 0 {
-			return fmt.Errorf("a newer program applied version %d, which this one does not know: take it back with that one", newer[0].Version)
-		}
-		if err := t.requireUnneeded(ctx); err != nil {
-			return err
-		}
-		result, err := t.goose.Down(ctx)
-		if errors.Is(err, goose.ErrNoNextVersion) {
-			return nil
-		}
+		// goose.Down would take the one that was applied last.
+		result, err := t.goose.ApplyVersion(ctx, newest.Version, false)
 		if err != nil {
 			return needed(err)
 		}
@@ -333,39 +341,34 @@ func (t *target) down(ctx context.Context) (undone *Migration, err error) {
 	return undone, err
 }
 
+// newest returns the migration that down takes back, if nothing forbids it.
+func (t *target) newest(ctx context.Context) (*Migration, error) {
+	found, err := t.look(ctx)
+	if err != nil || !found.tracked {
+		return nil, err
+	}
+	if !found.readable {
+		return nil, fmt.Errorf("this role may not read %s", t.set.VersionTable())
+	}
+	if err := found.requireVersions(); err != nil {
+		return nil, err
+	}
+	if newer := found.newer(); len(newer) > 0 {
+		return nil, fmt.Errorf("a newer program applied version %d, which this one does not know: take it back with that one", newer[0].Version)
+	}
+	applied := slices.DeleteFunc(found.migrations(), func(m Migration) bool { return !m.Applied })
+	if len(applied) == 0 {
+		return nil, nil
+	}
+	return &applied[len(applied)-1], t.requireUnneeded(ctx, found.steps[0].first)
+}
+
 func (t *target) status(ctx context.Context) ([]Migration, error) {
 	found, err := t.look(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if !found.forGoose() || !found.tracked {
-		return found.mark(t.migrations())
-	}
-	newer, err := t.newer(ctx, &found)
-	if err != nil {
-		return nil, err
-	}
-	var all []Migration
-	states, err := t.goose.Status(ctx)
-	for _, s := range states {
-		all = append(all, migration(s.Source, s.State == goose.StateApplied))
-	}
-	if err != nil || len(all) == 0 || !all[0].Applied {
-		return all, err
-	}
-	made := all
-	if len(newer) > 0 {
-		made = nil // the newer program may have taken some of it away
-	}
-	return append(all, newer...), t.requireTable(ctx, made)
-}
-
-// migrations returns all migrations, marked as not applied.
-func (t *target) migrations() (all []Migration) {
-	for _, source := range t.goose.ListSources() {
-		all = append(all, migration(source, false))
-	}
-	return all
+	return found.migrations(), found.require()
 }
 
 // requireServer returns an error for servers before 14, which have no date_bin.
@@ -420,27 +423,6 @@ func (t *target) requireSchema(ctx context.Context) error {
 		return errors.New("the connection's search_path names no schema that this role may use: set Config.Schema")
 	case t.schema != "" && (current == nil || *current != t.schema):
 		return fmt.Errorf("schema %q cannot be used: this role lacks the right (USAGE), or a hook of the pool sets another search_path", t.schema)
-	}
-	return nil
-}
-
-// requireTable returns an error if the schema lacks the set's table, or what applied migrations make, such
-// as after a part of it was restored.
-func (t *target) requireTable(ctx context.Context, all []Migration) error {
-	f, err := t.look(ctx)
-	if err != nil {
-		return err
-	}
-	if len(f.columns) == 0 {
-		return fmt.Errorf("schema %q has the version table, but no table %s: if goose was run with a version table name "+
-			"that has a schema in it, the table went to the first schema of its search_path; move it with ALTER TABLE … SET SCHEMA. "+
-			"If the table was dropped, to apply all again, first DELETE FROM %s WHERE version_id > 0", f.schema, t.table(), f.versions(t.set))
-	}
-	for _, m := range all {
-		if m.Applied && !f.has(m) {
-			return fmt.Errorf("version table %s has %s, and the schema lacks what that makes (%s): to apply it again, first DELETE FROM %s WHERE version_id >= %d",
-				t.set.VersionTable(), m.Name, f.made.shows[m.Version], f.versions(t.set), m.Version)
-		}
 	}
 	return nil
 }

@@ -351,7 +351,7 @@ func TestSchemaInTheVersionTablesName(t *testing.T) {
 	}
 
 	cfg := &migrate.Config{Schema: meant.Schema}
-	words := fmt.Sprintf("schema %q has the version table, but no table rate_limits", meant.Schema)
+	words := fmt.Sprintf("schema %q lacks what migrations of it have made (table rate_limits)", meant.Schema)
 	_, upErr := migrate.Up(ctx, pool, cfg)
 	_, statusErr := migrate.Status(ctx, pool, cfg)
 	for verb, err := range map[string]error{"Up": upErr, "Status": statusErr} {

@@ -41,9 +41,7 @@ func observer(t *testing.T, change ...func(*otellimit.Config)) (*otellimit.Obser
 		c(&config)
 	}
 	o, err := otellimit.New(&config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return o, reader
 }
 
@@ -51,16 +49,14 @@ func observer(t *testing.T, change ...func(*otellimit.Config)) (*otellimit.Obser
 func sum(t *testing.T, reader *metric.ManualReader, name string, with ...string) (total float64) {
 	t.Helper()
 	var all metricdata.ResourceMetrics
-	if err := reader.Collect(t.Context(), &all); err != nil {
-		t.Fatal(err)
-	}
-	is := func(set attribute.Set) bool {
+	must(t, reader.Collect(t.Context(), &all))
+	add := func(set attribute.Set, n float64) {
 		for i := 0; i < len(with); i += 2 {
 			if v, ok := set.Value(attribute.Key(with[i])); !ok || v.AsString() != with[i+1] {
-				return false
+				return
 			}
 		}
-		return true
+		total += n
 	}
 	for _, scope := range all.ScopeMetrics {
 		for _, m := range scope.Metrics {
@@ -70,33 +66,23 @@ func sum(t *testing.T, reader *metric.ManualReader, name string, with ...string)
 			switch data := m.Data.(type) {
 			case metricdata.Sum[int64]:
 				for _, p := range data.DataPoints {
-					if is(p.Attributes) {
-						total += float64(p.Value)
-					}
+					add(p.Attributes, float64(p.Value))
 				}
 			case metricdata.Sum[float64]:
 				for _, p := range data.DataPoints {
-					if is(p.Attributes) {
-						total += p.Value
-					}
+					add(p.Attributes, p.Value)
 				}
 			case metricdata.Gauge[float64]:
 				for _, p := range data.DataPoints {
-					if is(p.Attributes) {
-						total += p.Value
-					}
+					add(p.Attributes, p.Value)
 				}
 			case metricdata.Histogram[float64]:
 				for _, p := range data.DataPoints {
-					if is(p.Attributes) {
-						total += float64(p.Count)
-					}
+					add(p.Attributes, float64(p.Count))
 				}
 			case metricdata.Histogram[int64]:
 				for _, p := range data.DataPoints {
-					if is(p.Attributes) {
-						total += float64(p.Count)
-					}
+					add(p.Attributes, float64(p.Count))
 				}
 			}
 		}
@@ -112,12 +98,8 @@ func TestMetricsAreTheTruth(t *testing.T) {
 	db := pgtest.New(t)
 	o, reader := observer(t)
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Observe: o.Observe, Escrow: 200 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := o.Watch(store); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, errOf(o.Watch(store)))
 	limit := ratelimit.FixedWindow{Name: "truth", Rate: 500, Period: 10000 * time.Hour}
 	request := []ratelimit.Request{limit.For("k")}
 	failed := errors.New("the function's")
@@ -187,9 +169,7 @@ func TestMetricsAreTheTruth(t *testing.T) {
 		t.Errorf("%g were run again by the metrics, and %d functions were", got, again)
 	}
 	var value float64
-	if err := db.Pool.QueryRow(t.Context(), "SELECT value FROM "+db.Schema+".rate_limits WHERE name = 'truth'").Scan(&value); err != nil {
-		t.Fatal(err)
-	}
+	must(t, db.Pool.QueryRow(t.Context(), "SELECT value FROM "+db.Schema+".rate_limits WHERE name = 'truth'").Scan(&value))
 	taken := sum(t, reader, otellimit.MetricTokens)
 	if taken != 500-value || taken != told[ratelimit.OutcomeGranted] {
 		t.Errorf("the metrics say that %g tokens are gone, callers %g, the row %g", taken, told[ratelimit.OutcomeGranted], 500-value)
@@ -206,9 +186,7 @@ func TestTokensReturned(t *testing.T) {
 	limit := ratelimit.FixedWindow{Name: "l", Rate: 100, Period: 10000 * time.Hour}
 	for _, used := range []float64{0, 3, 12} {
 		result, err := store.Allow(t.Context(), limit.ForN("k", 10))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if used == 0 {
 			store.Cancel(t.Context(), result.Receipt)
 			store.Cancel(t.Context(), result.Receipt)
@@ -216,13 +194,9 @@ func TestTokensReturned(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := store.Credit(t.Context(), limit.ForN("k", 2)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(store.Credit(t.Context(), limit.ForN("k", 2))))
 	result, err := store.Check(t.Context(), limit.For("k"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	gone := sum(t, reader, otellimit.MetricTokens) - sum(t, reader, otellimit.MetricTokensReturned)
 	if math.Abs(gone-(100-result.Value)) > 1e-9 || gone != 13 {
 		t.Errorf("%g are gone by the metrics, and %g in truth", gone, 100-result.Value)
@@ -263,9 +237,7 @@ func TestPermitsByWeight(t *testing.T) {
 	if err == nil {
 		err = store.Release(t.Context(), permit)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, name := range []string{otellimit.MetricPermits, otellimit.MetricPermitsReleased} {
 		if got, one := sum(t, reader, name, otellimit.AttrPolicy, "gpus"), sum(t, reader, name, otellimit.AttrPolicy, "tenant"); got != 3 || one != 1 {
 			t.Errorf("%s: %g of gpus and %g of tenant, want 3 and 1", name, got, one)
@@ -283,9 +255,7 @@ func TestSpansAreTheirCallers(t *testing.T) {
 		provider := trace.NewTracerProvider(trace.WithSpanProcessor(spans))
 		o, _ := observer(t, func(c *otellimit.Config) { c.TracerProvider, c.Keys = provider, keys })
 		store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Observe: o.Observe})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		limit := ratelimit.TokenBucket{Name: "spans", Rate: 1000, Period: time.Second}
 		var wg sync.WaitGroup
 		for i := range 64 {
@@ -333,9 +303,7 @@ func TestHostileKeysAndNames(t *testing.T) {
 	keys := []string{"\x1b[31mred", "<script>alert(1)</script>", "\u202eevil", strings.Repeat("é", 1024)}
 	for _, key := range keys {
 		for range 2 {
-			if _, err := store.Allow(t.Context(), limit.For(key)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(store.Allow(t.Context(), limit.For(key))))
 		}
 	}
 	store.Allow(t.Context(), limit.For("\xff")) // is no key
@@ -343,9 +311,7 @@ func TestHostileKeysAndNames(t *testing.T) {
 		t.Errorf("%g were refused, want 4", got)
 	}
 	var all metricdata.ResourceMetrics
-	if err := reader.Collect(t.Context(), &all); err != nil {
-		t.Fatal(err)
-	}
+	must(t, reader.Collect(t.Context(), &all))
 	printed := fmt.Sprintf("%+v", all)
 	for _, key := range keys {
 		if strings.Contains(printed, key) {
@@ -373,9 +339,7 @@ func (a age) Age() time.Duration { return time.Duration(a) }
 
 func TestCatalogAge(t *testing.T) {
 	o, reader := observer(t)
-	if _, err := o.WatchCatalog(age(90 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(o.WatchCatalog(age(90*time.Second))))
 	if got := sum(t, reader, otellimit.MetricCatalogAge); got != 90 {
 		t.Errorf("got %g seconds, want 90", got)
 	}
@@ -387,13 +351,9 @@ func TestSilence(t *testing.T) {
 		o, reader := observer(t)
 		db := memstore.New(nil)
 		store, err := fallback.New(db, &fallback.Config{Observe: o.Observe, Logger: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer store.Close()
-		if _, err := o.WatchFallback(store); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(o.WatchFallback(store)))
 		silent := func(want float64) {
 			t.Helper()
 			if now, began := sum(t, reader, otellimit.MetricSilent), sum(t, reader, otellimit.MetricSilences); now != want || began != want {
@@ -433,18 +393,12 @@ func (v versions) Versions(context.Context) (pgstore.Versions, error) {
 func TestLines(t *testing.T) {
 	db := pgtest.New(t, pgtest.With(migrations.River))
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, err = db.Pool.Exec(t.Context(), fmt.Sprintf(`INSERT INTO %s.rate_limit_parked (river, name, key, priority, job, weight, since)
 SELECT '', 'exports', i::text, 1, i, 1, now() - interval '1 hour' FROM generate_series(1, 3) AS i`, db.Schema))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	o, reader := observer(t)
-	if _, err := o.WatchLines(store); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(o.WatchLines(store)))
 	of := []string{otellimit.AttrPolicy, "exports"}
 	if jobs, age := sum(t, reader, otellimit.MetricParked, of...), sum(t, reader, otellimit.MetricParkedAge, of...); jobs != 3 || age < 3600 || age > 3700 {
 		t.Errorf("got %g jobs, %g seconds, want 3 and 3600", jobs, age)
@@ -453,10 +407,19 @@ SELECT '', 'exports', i::text, 1, i, 1, now() - interval '1 hour' FROM generate_
 
 func TestTable(t *testing.T) {
 	o, reader := observer(t)
-	if _, err := o.WatchTable(versions{Dead: 3, Since: 5}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(o.WatchTable(versions{Dead: 3, Since: 5})))
 	if dead, age := sum(t, reader, otellimit.MetricDead), sum(t, reader, otellimit.MetricSnapshot); dead != 3 || age != 5 {
 		t.Errorf("got %g versions and %g transactions, want 3 and 5", dead, age)
 	}
 }
+
+// must fails the test for an error.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// errOf returns the error of a call that returns a value besides.
+func errOf[T any](_ T, err error) error { return err }

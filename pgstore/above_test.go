@@ -165,9 +165,7 @@ func TestCrossed(t *testing.T) {
 		check(true)(s.Settle(ctx, taken.Receipt, 85))
 		check(false)(s.Allow(ctx, limit.ForN("k", 100))) // refused
 		check(false)(s.Allow(ctx, limit.ForN("k", 1)))
-		if _, err := s.Credit(ctx, limit.ForN("k", 30)); err != nil {
-			t.Error(err)
-		}
+		should(t, errOf(s.Credit(ctx, limit.ForN("k", 30))))
 		check(true)(s.AllowAtMost(ctx, limit.ForN("k", 25)))
 		check(false)(s.Reserve(ctx, limit.ForN("k", 50)))
 		if both := check(true)(s.Allow(ctx, limit.ForN("l", 80), other.ForN("l", 1))); both.Several[1].Crossed(0.8) {

@@ -6,14 +6,12 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
 
 // TestAllocations bounds what a granted call allocates, pgx included: what is read of a row goes into
 // fields, and a limit that was called before is not validated again.
 func TestAllocations(t *testing.T) {
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	limit := slow("allocations", 1e9)
 	requests := []ratelimit.Request{limit.For("k")}
 	granted := func(result ratelimit.Result, err error) {

@@ -71,8 +71,7 @@ func TestAtMostOnItsOwnRoundTrips(t *testing.T) {
 // other under SERIALIZABLE.
 func TestAtMostLeavesNoPredicateLock(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	for _, l := range []ratelimit.Limit{slow("at most locks", 10), slowSliding("at most slots", 10)} {
 		for _, want := range []float64{7, 3} {
 			tx := begin(t, db, pgx.Serializable)
@@ -137,9 +136,7 @@ func TestFirst(t *testing.T) {
 					for range 6 {
 						for _, who := range []string{"alice", "bob"} {
 							result, err := first(t.Context(), own.ForN(who, 2), shared.ForN("", 2))
-							if err != nil {
-								t.Fatal(err)
-							}
+							must(t, err)
 							if !result.OK {
 								from = append(from, "-")
 								if len(result.Each()) != 2 || result.Receipt != nil || result.RetryAfter != min(result.Each()[0].RetryAfter, result.Each()[1].RetryAfter) {
@@ -195,8 +192,7 @@ func TestFirstRoundTrips(t *testing.T) {
 func TestFirstDoesNotDeadlock(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	db := pgtest.New(t, maxConns(12))
-	store := newStore(t, db)
+	db, store := setUp(t, maxConns(12))
 	a, b := slow("first a", 10), slow("first b", 10)
 	mustAllow(t, store, a.ForN("k", 10), b.ForN("k", 10))
 	orders := [][]ratelimit.Request{{a.For("k"), b.For("k")}, {b.For("k"), a.For("k")}}
@@ -225,8 +221,7 @@ func TestFirstDoesNotDeadlock(t *testing.T) {
 // taken, so nothing is borrowed meanwhile. One that has the shared row is not.
 func TestFirstWaitsForTheFirst(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	own, shared := slow("wait own", 5), slow("wait shared", 5)
 	mustAllow(t, store, own.For("k"), shared.For(""))
 	tx := begin(t, db, pgx.ReadCommitted)
@@ -240,9 +235,7 @@ func TestFirstWaitsForTheFirst(t *testing.T) {
 	done := make(chan ratelimit.Result, 1)
 	go func() {
 		result, err := store.AllowFirst(within(t, 10*time.Second), own.ForN("k", 2), shared.ForN("", 2))
-		if err != nil {
-			t.Error(err)
-		}
+		should(t, err)
 		done <- result
 	}()
 	eventually(t, "it waits for the row", func() bool { return pgtest.Blocks(t, db.Pool, tx) })
@@ -278,16 +271,13 @@ func TestFirstInvalid(t *testing.T) {
 // By the database's clock a wait is never over too early.
 func TestWait(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	l := ratelimit.TokenBucket{Name: "wait", Rate: 50, Period: time.Second, Capacity: 1}
 	for range 5 {
 		result, err := store.Wait(t.Context(), l.For("k"))
 		mustTake(t, result, err)
 		var now time.Time
-		if err := db.Pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&now); err != nil {
-			t.Fatal(err)
-		}
+		must(t, db.Pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&now))
 		if now.Before(result.RetryAt) {
 			t.Errorf("returned %v early", result.RetryAt.Sub(now))
 		}
@@ -325,13 +315,9 @@ func TestPauseEach(t *testing.T) {
 		}
 		wantLeft(t, store, a.ForN("k", 0), 5)
 		until, err := store.PauseEach(t.Context(), []ratelimit.Request{a.For("k"), b.ForN("k", 3), b.For("k")}, time.Hour)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		statuses, err := store.CheckEach(t.Context(), a.ForN("k", 0), b.ForN("k", 0))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, status := range statuses {
 			if status.OK || status.PausedUntil.After(until) || until.Sub(status.PausedUntil) > time.Second {
 				t.Errorf("%v, want a pause until %v", status, until)

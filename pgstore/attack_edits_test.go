@@ -23,9 +23,7 @@ import (
 func leftOf(t *testing.T, store *pgstore.Store, l ratelimit.Limit, key string) float64 {
 	t.Helper()
 	result, err := store.Check(t.Context(), l.ForN(key, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return result.Value
 }
 
@@ -61,15 +59,11 @@ func pruneUntilOver(t *testing.T, c *clock, store *pgstore.Store, f family, ask 
 	for range 10 {
 		c.add(6 * time.Second)
 		result, err := ask(f.spent.ForN("k", f.count))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if result.OK {
 			granted += f.count
 		}
-		if _, err := store.Prune(t.Context(), limits...); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(store.Prune(t.Context(), limits...)))
 	}
 	return granted
 }
@@ -135,12 +129,8 @@ func TestChangeGrantsNothingDuringItsPause(t *testing.T) {
 				db, c := pgtest.New(t), newClock()
 				store, newer := newStore(t, db, onClock(c)), ofShards(to)[i]
 				mustAllow(t, store, old.ForN("k", 40))
-				if _, err := store.Pause(t.Context(), old, "k", time.Hour); err != nil {
-					t.Fatal(err)
-				}
-				if _, err := store.Change(t.Context(), old, newer, "k"); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errOf(store.Pause(t.Context(), old, "k", time.Hour)))
+				must(t, errOf(store.Change(t.Context(), old, newer, "k")))
 				c.add(59 * time.Minute)
 				for name, l := range map[string]ratelimit.Limit{"old": old, "new": newer} {
 					others := newStore(t, db, onClock(c)) // of a process that knows of nothing
@@ -169,9 +159,7 @@ func takeSingly(t *testing.T, db *pgtest.DB, store *pgstore.Store, r ratelimit.R
 	}}
 	for i := range n {
 		result, err := ways[i%len(ways)](t.Context(), db.Pool, store, r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if result.OK {
 			granted++
 		}
@@ -239,8 +227,7 @@ var undone = []struct {
 // took nothing, so there is nothing to give back.
 func TestCancelGivesNothingBackThatWasUndone(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	for _, l := range cancelLimits {
 		for _, undone := range undone {
 			t.Run(l.Definition().Name+"/"+undone.name, func(t *testing.T) {
@@ -308,9 +295,7 @@ func TestCancelTakesNothingAway(t *testing.T) {
 // reshard gives a limit another number of shards.
 func reshard(t *testing.T, _ *clock, store *pgstore.Store, old, newer ratelimit.Limit) {
 	t.Helper()
-	if _, err := store.Change(t.Context(), old, newer, "k"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(store.Change(t.Context(), old, newer, "k")))
 }
 
 // refill waits until the limit is full by its new definition, and takes 10.
@@ -326,9 +311,7 @@ var givingBack = []struct {
 	do   func(*testing.T, *pgtest.DB, *pgstore.Store, ratelimit.Limit, ratelimit.Result)
 }{
 	{"Credit", func(t *testing.T, _ *pgtest.DB, store *pgstore.Store, l ratelimit.Limit, _ ratelimit.Result) {
-		if _, err := store.Credit(t.Context(), l.ForN("k", 4)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(store.Credit(t.Context(), l.ForN("k", 4))))
 	}},
 	{"Cancel", func(t *testing.T, _ *pgtest.DB, store *pgstore.Store, _ ratelimit.Limit, taken ratelimit.Result) {
 		cancelled, err := store.Cancel(t.Context(), taken.Receipt)
@@ -372,9 +355,7 @@ func TestPauseHolds(t *testing.T) {
 				taken, err := store.Allow(t.Context(), l.ForN("k", 4))
 				mustTake(t, taken, err)
 				until := noon.Add(90 * time.Minute)
-				if _, err := store.Pause(t.Context(), l, "k", until.Sub(noon)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errOf(store.Pause(t.Context(), l, "k", until.Sub(noon))))
 				if result, err := store.Allow(t.Context(), l.For("k")); err != nil || result.OK || result.RetryAt.Before(until) {
 					t.Errorf("got OK %v until %v, error %v; want a refusal until %v or later", result.OK, result.RetryAt, err, until)
 				}

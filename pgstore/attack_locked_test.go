@@ -6,7 +6,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -14,24 +13,18 @@ import (
 // stands for that shard meanwhile is not what is in it.
 func TestCountZeroLeavesALockedShardAlone(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	limit := shardedSlow("l", 10, 2)
 	mustAllow(t, store, limit.ForN("k", 7)) // from both
 	want := statesOf(t, db)
 	holder := begin(t, db, pgx.ReadCommitted)
 	mustExec(t, holder, "SELECT FROM "+db.Schema+".rate_limits WHERE shard = 0 FOR UPDATE")
 	for range 3 {
-		if err := untilLocked(t, limit, func(ctx context.Context) error {
-			_, err := store.Allow(ctx, limit.ForN("k", 0))
-			return err
-		}); err != nil && !isLocked(err) {
+		if err := untilLocked(t, limit, func(ctx context.Context) error { return errOf(store.Allow(ctx, limit.ForN("k", 0))) }); err != nil && !isLocked(err) {
 			t.Errorf("got error %v", err)
 		}
 	}
-	if err := holder.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, holder.Rollback(t.Context()))
 	store.Close() // whatever was under way has ended
 	wantLeft(t, newStore(t, db), limit.ForN("k", 0), 3)
 	if got := statesOf(t, db); len(got) != len(want) {
@@ -42,8 +35,7 @@ func TestCountZeroLeavesALockedShardAlone(t *testing.T) {
 // Whoever gave up waiting for a locked row is not charged once it is free.
 func TestGivingUpChargesNothing(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	limit := slow("l", 10)
 	mustAllow(t, store, limit.For("k"))
 	holder := begin(t, db, pgx.ReadCommitted)
@@ -59,9 +51,7 @@ func TestGivingUpChargesNothing(t *testing.T) {
 			t.Errorf("got error %v, want %v", err, pgstore.ErrLocked)
 		}
 	}
-	if err := holder.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, holder.Rollback(t.Context()))
 	store.Close()
 	wantLeft(t, newStore(t, db), limit.ForN("k", 0), 9)
 }
@@ -69,15 +59,12 @@ func TestGivingUpChargesNothing(t *testing.T) {
 // While a limit's number of shards changes, a transaction can meet both.
 func TestTwoNumbersOfShardsInOneTransaction(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	for range 20 {
 		tx := begin(t, db, pgx.ReadCommitted)
 		for _, shards := range []int{8, 2, 8} {
 			takeIn(t, store, tx, shardedSlow("l", 1000, shards).For("k"))
 		}
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, tx.Rollback(t.Context()))
 	}
 }

@@ -50,9 +50,7 @@ type held struct {
 func (s *scene) hold(t *testing.T, rows int, there bool) *held {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), s.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.Background()) })
 	h := &held{limit: slow("the held limit", 10), had: 10}
 	if h.tx, err = conn.Begin(t.Context()); err != nil {
@@ -177,9 +175,7 @@ func TestLockedRowsDisturbNobodyElse(t *testing.T) {
 					h := s.hold(t, rows, there)
 					calls := s.ask(t, h, forLong)
 					s.wantUndisturbed(t)
-					if err := h.tx.Commit(t.Context()); err != nil {
-						t.Fatal(err)
-					}
+					must(t, h.tx.Commit(t.Context()))
 					for _, call := range calls {
 						got := <-call
 						mustTake(t, got.Result, got.err)
@@ -216,9 +212,7 @@ func TestWaitingKeepsNothingLocked(t *testing.T) {
 			func(ctx context.Context, _ string) (ratelimit.Result, error) {
 				return allowAt(pgx.ReadCommitted)(ctx, s.side.Pool, another, free.For("k"))
 			})
-		if err := h.tx.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, h.tx.Rollback(t.Context()))
 		got := <-call
 		mustTake(t, got.Result, got.err)
 	})
@@ -279,28 +273,22 @@ var waiting = []struct {
 	do   func(context.Context, *pgstore.Store, ratelimit.Limit, string) error
 }{
 	{"allow", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
-		_, err := s.Allow(ctx, l.For(key))
-		return err
+		return errOf(s.Allow(ctx, l.For(key)))
 	}},
 	{"reserve", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
-		_, err := s.Reserve(ctx, l.ForN(key, 15))
-		return err
+		return errOf(s.Reserve(ctx, l.ForN(key, 15)))
 	}},
 	{"allow, first of several", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
-		_, err := s.Allow(ctx, l.For(key), slow("v limit behind", 10).For("another"))
-		return err
+		return errOf(s.Allow(ctx, l.For(key), slow("v limit behind", 10).For("another")))
 	}},
 	{"allow, last of several", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
-		_, err := s.Allow(ctx, slow("a limit before", 10).For("another"), l.For(key))
-		return err
+		return errOf(s.Allow(ctx, slow("a limit before", 10).For("another"), l.For(key)))
 	}},
 	{"credit", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
-		_, err := s.Credit(ctx, l.For(key))
-		return err
+		return errOf(s.Credit(ctx, l.For(key)))
 	}},
 	{"cancel", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
-		_, err := s.Cancel(ctx, paid(l.For(key)).Receipt)
-		return err
+		return errOf(s.Cancel(ctx, paid(l.For(key)).Receipt))
 	}},
 	{"reset", resetKey},
 	{"pause", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
@@ -350,9 +338,7 @@ func TestWaitingForOneselfEnds(t *testing.T) {
 		case <-time.After(timeout + aMoment):
 			t.Errorf("has not ended after %v, want it to after %v", time.Since(begun), timeout)
 		}
-		if err := h.tx.Commit(t.Context()); err != nil {
-			t.Error(err)
-		}
+		should(t, h.tx.Commit(t.Context()))
 		cancel()
 		wantLeft(t, newStore(t, s.side), h.limit.ForN(h.keys[0], 0), h.had-3)
 	})
@@ -391,13 +377,9 @@ func TestTwoStepsMeetNoDeadlock(t *testing.T) {
 
 	store := newStore(t, s.side)
 	for i := range 8 {
-		if _, err := store.AllowTx(t.Context(), h.tx, first.For(fmt.Sprint(i))); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(store.AllowTx(t.Context(), h.tx, first.For(fmt.Sprint(i)))))
 	}
-	if err := h.tx.Commit(t.Context()); err != nil {
-		t.Error(err)
-	}
+	should(t, h.tx.Commit(t.Context()))
 	g.calls.Wait()
 	for _, err := range errs.all() { // a store may try again after one
 		if strings.Contains(err, deadlockDetected) {

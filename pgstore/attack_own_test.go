@@ -44,9 +44,7 @@ func gather(t *testing.T, pool *pgxpool.Pool) *gathering {
 	g := &gathering{t: t}
 	for range pool.Config().MaxConns {
 		conn, err := pool.Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		g.conns = append(g.conns, conn)
 	}
 	t.Cleanup(g.release)
@@ -171,13 +169,10 @@ func TestNoOKWithoutCommit(t *testing.T) {
 		for how, plpgsql := range commitFails {
 			t.Run(verb.name+"/"+how, func(t *testing.T) {
 				t.Parallel()
-				db := pgtest.New(t)
-				store := newStore(t, db)
+				db, store := setUp(t)
 				mustAllow(t, store, plain.For("k"))
 				mustAllow(t, store, window.For("k"))
-				if _, err := store.Reserve(t.Context(), shards.ForN("debt", 14)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errOf(store.Reserve(t.Context(), shards.ForN("debt", 14))))
 				want := tableOf(t, db)
 				atCommit(t, db, plpgsql)
 				ctx, cancel := soon(t)()
@@ -198,8 +193,7 @@ func TestNoOKWithoutCommitTogether(t *testing.T) {
 	t.Parallel()
 	for how, plpgsql := range commitFails {
 		t.Run(how, func(t *testing.T) {
-			db := pgtest.New(t, maxConns(4))
-			store := newStore(t, db)
+			db, store := setUp(t, maxConns(4))
 			limit := slow("l", 10)
 			mustAllow(t, store, limit.ForN("k", 5))
 			atCommit(t, db, plpgsql)
@@ -233,8 +227,7 @@ func TestPruneForgetsNoTakeUnderWay(t *testing.T) {
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 200 * time.Millisecond}
 	for name, take := range map[string]takes{"AllowTx": allowAt(pgx.ReadCommitted), "AllowFunc": allowFunc, "Allow": allowOwn} {
 		t.Run(name, func(t *testing.T) {
-			db := pgtest.New(t)
-			store := newStore(t, db)
+			db, store := setUp(t)
 			execIn(t, db, `CREATE TABLE {schema}.gate ();
 				CREATE FUNCTION {schema}.wait() RETURNS trigger LANGUAGE plpgsql AS $$
 				BEGIN LOCK TABLE {schema}.gate IN SHARE MODE; RETURN NEW; END $$;
@@ -252,17 +245,11 @@ func TestPruneForgetsNoTakeUnderWay(t *testing.T) {
 			}()
 			waitFor(t, db, gate, 1)
 			mustExec(t, gate, `SELECT pg_sleep($1 - extract(epoch FROM clock_timestamp() - $2::timestamptz))`, 0.22, begun)
-			if _, err := store.Prune(t.Context(), limit); err != nil {
-				t.Fatal(err)
-			}
-			if err := gate.Rollback(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(store.Prune(t.Context(), limit)))
+			must(t, gate.Rollback(t.Context()))
 			first := <-told
 			second, err := store.Allow(t.Context(), limit.ForN("k", 10))
-			if err := errors.Join(first.err, err); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(first.err, err))
 			wantAtMost(t, limit, begun, 10, first.Result, second)
 		})
 	}
@@ -340,9 +327,7 @@ func afterAWait(t *testing.T, db *pgtest.DB, take takes, r ratelimit.Request, th
 	}()
 	waitFor(t, db, holder, 1)
 	mustExec(t, holder, `SELECT pg_sleep(0.31)`)
-	if err := holder.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, holder.Rollback(t.Context()))
 	<-done
 	return granted
 }
@@ -380,9 +365,7 @@ func TestRemembersWhatItTookAfterARefusal(t *testing.T) {
 			g := gather(t, db.Pool)
 			for _, n := range []float64{0, 4, 5} { // decided alone, granted, refused by what that left
 				g.call(20*time.Second, func(ctx context.Context) {
-					if _, err := store.Allow(ctx, limit.ForN("k", n)); err != nil {
-						t.Error(err)
-					}
+					should(t, errOf(store.Allow(ctx, limit.ForN("k", n))))
 				})
 			}
 			g.decide()
@@ -400,46 +383,6 @@ func TestRemembersWhatItTookAfterARefusal(t *testing.T) {
 			if again, err := store.Allow(t.Context(), limit.ForN("k", 5)); err != nil || !again.OK {
 				t.Errorf("promised for %v, got OK %v, error %v, and then %v more", refused.RetryAfter, again.OK, err, again.RetryAfter)
 			}
-		})
-	}
-}
-
-// roundingPool is a pool whose server tells floats in text and rounded, as it
-// did by default before PostgreSQL 12.
-func roundingPool(mode pgx.QueryExecMode) pgtest.Option {
-	return pgtest.WithConfig(func(c *pgxpool.Config) {
-		c.ConnConfig.DefaultQueryExecMode = mode
-		c.ConnConfig.RuntimeParams["extra_float_digits"] = "0"
-	})
-}
-
-// What the server tells of a row may be rounded: calls come to an end all the
-// same, lose nothing, and Prune finds what it has listed.
-func TestRoundedText(t *testing.T) {
-	t.Parallel()
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
-		t.Run(mode.String(), func(t *testing.T) {
-			db := pgtest.New(t, roundingPool(mode))
-			limits := []ratelimit.TokenBucket{slow("a", 10), slow("b", 10)}
-			store := newStore(t, db)
-			for range 6 {
-				ctx, cancel := context.WithTimeout(t.Context(), aMoment)
-				result, err := store.Allow(ctx, limits[0].ForN("k", 1.0/3), limits[1].ForN("k", 1.0/7))
-				cancel()
-				if err != nil || !result.OK {
-					t.Fatalf("got OK %v, error %v", result.OK, err)
-				}
-			}
-			wantLeft(t, store, limits[0].ForN("k", 0), 10-6.0/3)
-			wantLeft(t, store, limits[1].ForN("k", 0), 10-6.0/7)
-		})
-		t.Run(mode.String()+"/prune", func(t *testing.T) {
-			db := pgtest.New(t, roundingPool(mode))
-			c := newClock()
-			store := newStore(t, db, onClock(c))
-			mustAllow(t, store, pruneLimits()[0].ForN("k", 1.0/3))
-			c.add(100 * time.Hour)
-			wantPruned(t, store, 1, pruneLimits()[0])
 		})
 	}
 }

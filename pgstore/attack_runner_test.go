@@ -45,18 +45,12 @@ func newCrashingShop(t *testing.T) *shop {
 	server, err := throwaway.StartWith(t.Context(), throwaway.Options{Settings: map[string]string{
 		"autovacuum": "off", "wal_level": "minimal", "max_wal_senders": "0", "wal_writer_delay": "10s",
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
+		should(t, server.Close())
 	})
 	db := &pgtest.DB{URL: server.URL, Schema: "public", Pool: newPool(t, server.URL)}
-	if _, err := db.Pool.Exec(t.Context(), migrations.UpSQL()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(db.Pool.Exec(t.Context(), migrations.UpSQL())))
 	return newShopOn(t, db, 1e6)
 }
 
@@ -83,9 +77,7 @@ func crash(t *testing.T, url string) {
 func connect(t *testing.T, url string) *pgx.Conn {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.Background()) }) // it is gone when the server crashed
 	return conn
 }
@@ -94,9 +86,7 @@ func connect(t *testing.T, url string) *pgx.Conn {
 func statusOf(t *testing.T, conn *pgx.Conn, xid string) (status string) {
 	t.Helper()
 	err := conn.QueryRow(t.Context(), `SELECT coalesce(pg_xact_status($1::text::xid8), '')`, xid).Scan(&status)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return status
 }
 
@@ -112,8 +102,7 @@ func TestLostCommitIsNotMistakenForAnother(t *testing.T) {
 		do     func(context.Context, *pgx.Conn, *pgstore.Store) error
 	}{
 		{"other work", 50, func(ctx context.Context, conn *pgx.Conn, _ *pgstore.Store) error {
-			_, err := conn.Exec(ctx, `INSERT INTO orders (what) VALUES ('other')`)
-			return err
+			return errOf(conn.Exec(ctx, `INSERT INTO orders (what) VALUES ('other')`))
 		}},
 		{"takes from the same row", 50, takeOn(s.limit.For("k"))},
 		{"a take from the same row", 1, takeOn(s.limit.For("k"))},
@@ -130,9 +119,7 @@ func TestLostCommitIsNotMistakenForAnother(t *testing.T) {
 					crash(t, s.URL)
 					conn := connect(t, s.URL)
 					for range test.others {
-						if err := test.do(t.Context(), conn, s.store); err != nil {
-							t.Fatal(err)
-						}
+						must(t, test.do(t.Context(), conn, s.store))
 					}
 					if status := statusOf(t, conn, xid); status != "committed" {
 						t.Fatalf("the ID was not given out again: it is %q", status)
@@ -178,10 +165,7 @@ var ownEndings = []struct {
 }
 
 func ending(sql string) func(context.Context, pgx.Tx) error {
-	return func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, sql)
-		return err
-	}
+	return func(ctx context.Context, tx pgx.Tx) error { return errOf(tx.Exec(ctx, sql)) }
 }
 
 // eachOwnEnding runs work that ends its transaction, alone and in a crowd on one
@@ -239,10 +223,7 @@ func TestWorkThatCommitsIsDoneOnce(t *testing.T) {
 	s := newShopOn(t, pgtest.New(t, maxConns(1)), 1000)
 	ctx := within(t, 20*time.Second)
 	commits := func(also string) func(pgx.Tx) error {
-		return func(tx pgx.Tx) error {
-			_, err := tx.Conn().Exec(ctx, also+"COMMIT")
-			return err
-		}
+		return func(tx pgx.Tx) error { return errOf(tx.Conn().Exec(ctx, also+"COMMIT")) }
 	}
 	for _, also := range []string{"", "", "DEALLOCATE ALL;"} { // the statements that ask are prepared by then
 		if _, err := s.store.AllowFunc(ctx, s.requests(), s.order(ctx, commits(also))); err != nil {
@@ -339,8 +320,7 @@ func TestWorkThatCommitsAndCannotCommitIsDoneOnce(t *testing.T) {
 // statements to prepare again, and callers see none of that.
 func TestOwnDecisionsOutliveDeallocateAll(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t, maxConns(4))
-	store := newStore(t, db)
+	db, store := setUp(t, maxConns(4))
 	limit, several := slow("l", 1000), []ratelimit.Request{slow("l", 1000).For("a"), slow("l", 1000).For("b")}
 	use := func() error {
 		_, allowed := store.Allow(t.Context(), limit.For("a"))
@@ -353,9 +333,7 @@ func TestOwnDecisionsOutliveDeallocateAll(t *testing.T) {
 	crowd := func() {
 		together(4, func(int) {
 			for range 5 {
-				if err := use(); err != nil {
-					t.Error(err)
-				}
+				should(t, use())
 			}
 		})
 	}
@@ -364,12 +342,8 @@ func TestOwnDecisionsOutliveDeallocateAll(t *testing.T) {
 		var conns []*pgxpool.Conn
 		for range 4 {
 			conn, err := db.Pool.Acquire(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := conn.Exec(t.Context(), "DEALLOCATE ALL"); err != nil {
-				t.Error(err)
-			}
+			must(t, err)
+			should(t, errOf(conn.Exec(t.Context(), "DEALLOCATE ALL")))
 			conns = append(conns, conn)
 		}
 		for _, conn := range conns {
@@ -430,11 +404,8 @@ func TestLostCommitWhileServerIsGone(t *testing.T) {
 	var outage outage
 	db := pgtest.New(t, maxConns(callers), pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.DialFunc = outage.dial }))
 	s := newShopOn(t, db, 10, budget(time.Minute))
-	if err := connectAll(t.Context(), db.Pool); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), lasts)
-	defer cancel()
+	must(t, connectAll(t.Context(), db.Pool))
+	ctx := within(t, lasts)
 	var ready sync.WaitGroup
 	ready.Add(callers)
 	var latest [callers]time.Time
@@ -466,17 +437,13 @@ func TestEditThatEndsInCommit(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	store, limit := newStore(t, db), slow("l", 10)
-	if _, err := store.Allow(t.Context(), limit.ForN("k", 5)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(store.Allow(t.Context(), limit.ForN("k", 5))))
 	lock := "pg_advisory_xact_lock(hashtext('" + db.Schema + "'))"
 	for _, sql := range []string{
 		"CREATE FUNCTION " + db.Schema + ".waits() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM set_config('lock_timeout', '0', true), " + lock + "; RETURN NULL; END$$",
 		"CREATE CONSTRAINT TRIGGER waits AFTER UPDATE ON " + db.Schema + ".rate_limits DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION " + db.Schema + ".waits()",
 	} {
-		if _, err := db.Pool.Exec(t.Context(), sql); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(db.Pool.Exec(t.Context(), sql)))
 	}
 	err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(t.Context(), "SELECT "+lock); err != nil {
@@ -497,7 +464,5 @@ func TestEditThatEndsInCommit(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }

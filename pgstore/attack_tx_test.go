@@ -77,9 +77,7 @@ func TestSecondStepDoesNotDeadlock(t *testing.T) {
 		t.Run(step.name, func(t *testing.T) {
 			db := pgtest.New(t, maxConns(goroutines))
 			store, l := newStore(t, db, onClock(newClock())), ample("l", 8)
-			if err := connectAll(t.Context(), db.Pool); err != nil {
-				t.Fatal(err)
-			}
+			must(t, connectAll(t.Context(), db.Pool))
 			ctx := within(t, 20*time.Second)
 			var committed, deadlocks atomic.Int64
 			together(goroutines, func(int) {
@@ -111,9 +109,7 @@ func fetched(t *testing.T, db *pgtest.DB, tx pgx.Tx) (n int64) {
 	t.Helper()
 	err := tx.QueryRow(t.Context(), `SELECT coalesce(sum(coalesce(idx_tup_fetch, 0) + seq_tup_read), 0)::bigint
 		FROM pg_stat_xact_user_tables WHERE relid = $1::regclass`, db.Schema+".rate_limits").Scan(&n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return n
 }
 
@@ -122,8 +118,7 @@ func fetched(t *testing.T, db *pgtest.DB, tx pgx.Tx) (n int64) {
 func TestRefusalDoesNotLookAtOthersShards(t *testing.T) {
 	t.Parallel()
 	const shards = 64
-	db := pgtest.New(t, maxConns(4))
-	store := newStore(t, db)
+	db, store := setUp(t, maxConns(4))
 	user, global := slow("per user", 1), shardedSlow("global", 64000, shards)
 	mustAllow(t, store, user.For("k"), global.ForN("k", 32000)) // there are rows of all shards
 	if got := len(rowsOf(t, db, "global")); got != shards {
@@ -162,13 +157,9 @@ func TestRefusalDoesNotLookAtOthersShards(t *testing.T) {
 func numbersIn(t *testing.T, db *pgtest.DB, tx pgx.Tx) []string {
 	t.Helper()
 	rows, err := tx.Query(t.Context(), `SELECT concat_ws(' ', name, key, shard, value, extract(epoch FROM ts)) FROM `+db.Schema+`.rate_limits ORDER BY name, key, shard`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return all
 }
 
@@ -198,8 +189,7 @@ func TestRefusalOfSeveralChangesNoNumber(t *testing.T) {
 
 func refusesAndChangesNoNumber(t *testing.T, empty ratelimit.Limit) {
 	t.Helper()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	createOrders(t, db)
 	mustAllow(t, store, empty.ForN("k", empty.Definition().Capacity))
 	for _, level := range isolationLevels {
@@ -233,9 +223,7 @@ func refusesAndChangesNoNumber(t *testing.T, empty ratelimit.Limit) {
 				refuse(tx)
 				inSavepoint(t, tx, pgx.Tx.Rollback, refuse)
 				inSavepoint(t, tx, pgx.Tx.Commit, refuse)
-				if err := tx.Commit(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				must(t, tx.Commit(t.Context()))
 				wantOrders(t, db, t.Name(), 1)
 				if after := statesOf(t, db); !slices.Equal(after, before) {
 					t.Errorf("afterwards got  %q\nwant %q", after, before)
@@ -248,9 +236,7 @@ func refusesAndChangesNoNumber(t *testing.T, empty ratelimit.Limit) {
 				inSavepoint(t, tx, pgx.Tx.Rollback, refuse)
 				result, err = store.AllowTx(t.Context(), tx, requests[1:]...)
 				mustTake(t, result, err)
-				if err := tx.Commit(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				must(t, tx.Commit(t.Context()))
 			})
 		}
 	}
@@ -281,10 +267,7 @@ func TestNilIsAnError(t *testing.T) {
 		wantError(t, verb.name+" in no transaction", func(ctx context.Context) (bool, error) { return verb.do(ctx, store, nil, r) })
 	}
 	for name, run := range map[string]runner{"AllowFunc": store.AllowFunc, "ReserveFunc": store.ReserveFunc} {
-		wantError(t, name+" of no function", func(ctx context.Context) (bool, error) {
-			result, err := run(ctx, []ratelimit.Request{r}, nil)
-			return result.OK, err
-		})
+		wantError(t, name+" of no function", func(ctx context.Context) (bool, error) { return isOK(run(ctx, []ratelimit.Request{r}, nil)) })
 	}
 	idle(t, db.Pool)
 	for name, store := range map[string]*pgstore.Store{"nil": nil, "zero": new(pgstore.Store)} {
@@ -314,14 +297,11 @@ func TestNilIsAnError(t *testing.T) {
 // transactions.
 func TestStoreKeepsNoClosedConnection(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	closed := func() weak.Pointer[pgx.Conn] {
 		config := db.Pool.Config().ConnConfig
 		conn, err := pgx.ConnectConfig(t.Context(), config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer conn.Close(t.Context())
 		if err := pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
 			return store.TakeTx(t.Context(), tx, shardedSlow("l", 100, 4).For("k"))

@@ -29,13 +29,9 @@ type line struct{ *relay.Relay }
 func newRelay(t *testing.T) *line {
 	t.Helper()
 	config, err := pgx.ParseConfig(pgtest.URL(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r, err := relay.New(pgconn.NetworkAddress(config.Host, config.Port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return &line{r}
 }
 
@@ -82,9 +78,7 @@ func TestFatalChargesNobodyTwice(t *testing.T) {
 	limit := slow("l", 1000)
 	mustAllow(t, s.store, limit.For("k"))
 	left := func() (left float64) {
-		if err := s.side.Pool.QueryRow(t.Context(), "SELECT value FROM "+s.Schema+".rate_limits WHERE name = 'l'").Scan(&left); err != nil {
-			t.Error(err)
-		}
+		should(t, s.side.Pool.QueryRow(t.Context(), "SELECT value FROM "+s.Schema+".rate_limits WHERE name = 'l'").Scan(&left))
 		return left
 	}
 	had := left()
@@ -176,8 +170,7 @@ func TestSilenceKeepsNothingLocked(t *testing.T) {
 // busy machine needs.
 func (s *scene) wantFree(t *testing.T, r ratelimit.Request, n int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*aMoment)
-	defer cancel()
+	ctx := within(t, 2*aMoment)
 	if _, err := newStore(t, s.side).Allow(ctx, r); err != nil { // it may be paused by now
 		t.Fatalf("silent from answer %d on: %v", n, err)
 	}
@@ -204,23 +197,17 @@ func TestStandingStillForgetsNothing(t *testing.T) {
 			}
 			_, slept := s.side.Pool.Exec(t.Context(), `SELECT pg_sleep(0.16)`)
 			_, pruned := others.Prune(t.Context(), limit)
-			if err := errors.Join(err, result.Err(), slept, pruned); err != nil {
-				t.Error(err)
-			}
+			should(t, errors.Join(err, result.Err(), slept, pruned))
 		}, nil)
 		first, err := s.store.Allow(t.Context(), all)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		requests, _ := r.Counted()
 		r.interfere(nil, nil)
 		if requests < n {
 			return
 		}
 		second, err := others.Allow(t.Context(), all)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		wantAtMost(t, limit, begun, 10, first, second)
 	}
 }
@@ -232,24 +219,18 @@ func TestServerThatNeverAnswers(t *testing.T) {
 	t.Parallel()
 	t.Run("from the start", func(t *testing.T) {
 		l, err := net.Listen("tcp", "127.0.0.1:0") // the system accepts
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer l.Close()
 		wantEnds(t, newStore(t, address(t, l), withTimeout(300*time.Millisecond), budget(300*time.Millisecond)))
 	})
 	t.Run("from some instant on", func(t *testing.T) {
 		r := newRelay(t)
 		s := r.newScene(t, 24, withTimeout(300*time.Millisecond), budget(300*time.Millisecond))
-		if err := connectAll(t.Context(), s.Pool); err != nil {
-			t.Fatal(err)
-		}
+		must(t, connectAll(t.Context(), s.Pool))
 		r.interfere(nil, func(int) relay.Fate { return relay.Silence })
 		wantEnds(t, s.store)
 	})
 }
-
-func nothingToDo(pgx.Tx, ratelimit.Result) error { return nil }
 
 // wantEnds wants from all verbs on their own, soon after 300 ms, that their time was over.
 func wantEnds(t *testing.T, store *pgstore.Store) {
@@ -257,66 +238,27 @@ func wantEnds(t *testing.T, store *pgstore.Store) {
 	const guard = 2 * aMoment
 	ctx, cancel := context.WithCancel(t.Context()) // has no deadline
 	defer cancel()
-	verbs := map[string]func(context.Context, ratelimit.Limit) error{
-		"Allow": func(ctx context.Context, l ratelimit.Limit) error { _, err := store.Allow(ctx, l.For("1")); return err },
-		"several": func(ctx context.Context, l ratelimit.Limit) error {
-			_, err := store.Allow(ctx, l.For("2"), l.For("3"))
-			return err
-		},
-		"Reserve": func(ctx context.Context, l ratelimit.Limit) error {
-			_, err := store.Reserve(ctx, l.For("4"))
-			return err
-		},
-		"Check": func(ctx context.Context, l ratelimit.Limit) error { _, err := store.Check(ctx, l.For("5")); return err },
-		"Credit": func(ctx context.Context, l ratelimit.Limit) error {
-			_, err := store.Credit(ctx, l.For("6"))
-			return err
-		},
-		"Cancel": func(ctx context.Context, l ratelimit.Limit) error {
-			_, err := store.Cancel(ctx, paid(l.For("7")).Receipt)
-			return err
-		},
-		"AllowFunc": func(ctx context.Context, l ratelimit.Limit) error {
-			_, err := store.AllowFunc(ctx, []ratelimit.Request{l.For("8")}, nothingToDo)
-			return err
-		},
-		"ReserveFunc": func(ctx context.Context, l ratelimit.Limit) error {
-			_, err := store.ReserveFunc(ctx, []ratelimit.Request{l.For("9")}, nothingToDo)
-			return err
-		},
-		"Change": func(ctx context.Context, l ratelimit.Limit) error {
-			_, err := store.Change(ctx, l, shardedSlow(ratelimit.NameOf(l), 10, 2), "10")
-			return err
-		},
-		"Prune":  func(ctx context.Context, l ratelimit.Limit) error { _, err := store.Prune(ctx, l); return err },
-		"Reset":  func(ctx context.Context, l ratelimit.Limit) error { return resetKey(ctx, store, l, "11") },
-		"Pause":  func(ctx context.Context, l ratelimit.Limit) error { return pauseKey(ctx, store, l, "12", time.Hour) },
-		"Resume": func(ctx context.Context, l ratelimit.Limit) error { return store.Resume(ctx, l, "13") },
-		"Names":  func(ctx context.Context, _ ratelimit.Limit) error { _, err := store.Names(ctx); return err },
-		"Forget": func(ctx context.Context, l ratelimit.Limit) error {
-			_, err := store.Forget(ctx, ratelimit.NameOf(l))
-			return err
-		},
-		"Ready": func(ctx context.Context, _ ratelimit.Limit) error { return store.Ready(ctx) },
-	}
+	verbs := append(tableVerbs, ownVerbs...)
+	verbs = append(verbs, ownVerb{"Change", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		return false, errOf(s.Change(ctx, r.Limit, shardedSlow(ratelimit.NameOf(r.Limit), 10, 2), r.Key))
+	}})
 	type ended struct {
 		verb string
 		err  error
 	}
 	ends := make(chan ended, len(verbs))
-	for verb, do := range verbs {
-		go func() { ends <- ended{verb, do(ctx, slow("l", 10))} }()
+	for _, verb := range verbs {
+		go func() { ends <- ended{verb.name, errOf(verb.do(ctx, store, slow("l", 10).For(verb.name)))} }()
 	}
 	over := time.After(guard)
-	for len(verbs) > 0 {
+	for left := len(verbs); left > 0; left-- {
 		select {
 		case e := <-ends:
-			delete(verbs, e.verb)
 			if !errors.Is(e.err, context.DeadlineExceeded) {
 				t.Errorf("%s: got %v, want that its time was over", e.verb, e.err)
 			}
 		case <-over:
-			t.Errorf("%d verbs have not ended after %v", len(verbs), guard)
+			t.Errorf("%d verbs have not ended after %v", left, guard)
 			return
 		}
 	}
@@ -352,9 +294,7 @@ func TestLockedPermitOfOneWhoLeft(t *testing.T) {
 				requests, answers := r.Counted()
 				return requests > 1 && (portable || answers > 1)
 			})
-			if err := locker.Rollback(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, locker.Rollback(t.Context()))
 			store.Close() // which waits for the release
 			if permits, err := newStore(t, db).Permits().Held(t.Context(), one, "k"); err != nil || len(permits) > 0 {
 				t.Errorf("got %v, and %v, want no permit that is held by nobody", permits, err)

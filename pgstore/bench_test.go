@@ -28,30 +28,20 @@ func plenty(shards int) ratelimit.TokenBucket {
 func durable(b *testing.B) *pgxpool.Pool {
 	b.Helper()
 	server, err := throwaway.StartWith(b.Context(), throwaway.Options{Fsync: true})
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	b.Cleanup(func() { server.Close() })
 	config, err := pgxpool.ParseConfig(server.URL)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	config.MaxConns = 16
 	pool, err := pgxpool.NewWithConfig(b.Context(), config)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	b.Cleanup(pool.Close)
 	sql := "DROP SCHEMA IF EXISTS bench CASCADE; CREATE SCHEMA bench; SET search_path = bench;" +
 		migrations.UpSQL() + "; CREATE TABLE orders (id bigserial PRIMARY KEY, what text NOT NULL)"
 	conn, err := pool.Acquire(b.Context())
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	defer conn.Release()
-	if _, err := conn.Exec(b.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
-		b.Fatal(err)
-	}
+	must(b, errOf(conn.Exec(b.Context(), sql, pgx.QueryExecModeSimpleProtocol)))
 	b.Cleanup(func() { pool.Exec(context.Background(), "DROP SCHEMA bench CASCADE") })
 	return pool
 }
@@ -61,12 +51,9 @@ func durable(b *testing.B) *pgxpool.Pool {
 func BenchmarkShards(b *testing.B) {
 	pool := durable(b)
 	store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench"})
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	insert := func(tx pgx.Tx, _ ratelimit.Result) error {
-		_, err := tx.Exec(b.Context(), "INSERT INTO bench.orders (what) VALUES ('x')")
-		return err
+		return errOf(tx.Exec(b.Context(), "INSERT INTO bench.orders (what) VALUES ('x')"))
 	}
 	for _, shards := range []int{1, 2, 4, 8, 16, 32, 64} {
 		b.Run(fmt.Sprint(shards), func(b *testing.B) {
@@ -101,9 +88,7 @@ var kinds = []struct {
 func BenchmarkAllow(b *testing.B) {
 	pool := durable(b)
 	store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench"})
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	for _, kind := range kinds {
 		allow := func(b *testing.B) {
 			if result, err := store.Allow(b.Context(), kind.limit.For("k")); err != nil || !result.OK {
@@ -135,9 +120,7 @@ func BenchmarkPool(b *testing.B) {
 	config := application.Config()
 	config.MaxConns = 4
 	own, err := pgxpool.NewWithConfig(b.Context(), config)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	defer own.Close()
 	for _, users := range []int{8, 32, 128} {
 		for _, pool := range []*pgxpool.Pool{application, own} {
@@ -150,9 +133,7 @@ func BenchmarkPool(b *testing.B) {
 
 func benchmarkBeside(b *testing.B, application *pgxpool.Pool, users int, pool *pgxpool.Pool) {
 	store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench"})
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	ctx, stop := context.WithCancel(b.Context())
 	var working sync.WaitGroup
 	defer working.Wait()
@@ -167,9 +148,7 @@ func benchmarkBeside(b *testing.B, application *pgxpool.Pool, users int, pool *p
 	var took []time.Duration
 	for b.Loop() {
 		begun := time.Now()
-		if err := store.Take(b.Context(), plenty(1).For("")); err != nil {
-			b.Fatal(err)
-		}
+		must(b, store.Take(b.Context(), plenty(1).For("")))
 		took = append(took, time.Since(begun))
 	}
 	slices.Sort(took)
@@ -182,24 +161,18 @@ func benchmarkBeside(b *testing.B, application *pgxpool.Pool, users int, pool *p
 func BenchmarkTakeTx(b *testing.B) {
 	pool := durable(b)
 	store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench"})
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	for _, kind := range kinds {
 		for name, take := range map[string]func(context.Context, pgx.Tx, ...ratelimit.Request) (ratelimit.Result, error){
 			"allow": store.AllowTx, "reserve": store.ReserveTx,
 		} {
 			b.Run(kind.name+"/"+name, func(b *testing.B) {
 				tx, err := pool.Begin(b.Context())
-				if err != nil {
-					b.Fatal(err)
-				}
+				must(b, err)
 				defer tx.Rollback(context.Background())
 				for n := 0; b.Loop(); n++ {
 					if n%100 == 99 { // versions of a row pile up in a transaction
-						if _, err := tx.Exec(b.Context(), "COMMIT; BEGIN"); err != nil {
-							b.Fatal(err)
-						}
+						must(b, errOf(tx.Exec(b.Context(), "COMMIT; BEGIN")))
 					}
 					if result, err := take(b.Context(), tx, kind.limit.For("t")); err != nil || !result.OK {
 						b.Fatalf("got %v, %v, want a grant", result.OK, err)
@@ -217,9 +190,7 @@ func BenchmarkEscrow(b *testing.B) {
 	for name, goroutines := range map[string]int{"alone": 0, "together": 32} {
 		b.Run(name, func(b *testing.B) {
 			store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench", Escrow: 100 * time.Millisecond})
-			if err != nil {
-				b.Fatal(err)
-			}
+			must(b, err)
 			defer store.Close()
 			limit := plenty(1)
 			request := limit.For(name)
@@ -260,16 +231,12 @@ func BenchmarkObserve(b *testing.B) {
 			var stores [2]*pgstore.Store
 			for i, observe := range []ratelimit.Observe{nil, func(context.Context, ratelimit.Event) {}} {
 				store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench", Escrow: form.escrow, Observe: observe})
-				if err != nil {
-					b.Fatal(err)
-				}
+				must(b, err)
 				defer store.Close()
 				stores[i] = store
 			}
 			tx, err := pool.Begin(b.Context())
-			if err != nil {
-				b.Fatal(err)
-			}
+			must(b, err)
 			defer tx.Rollback(context.Background())
 			limit, keys := plenty(1), [2]string{form.name, form.name + ", observed"}
 			var took [2][]float64
@@ -282,9 +249,7 @@ func BenchmarkObserve(b *testing.B) {
 					} else {
 						_, err = stores[i].Allow(b.Context(), limit.For(keys[i]))
 					}
-					if err != nil {
-						b.Fatal(err)
-					}
+					must(b, err)
 				}
 				took[i] = append(took[i], float64(time.Since(begun).Nanoseconds())/float64(form.calls))
 			}

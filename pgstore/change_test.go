@@ -15,79 +15,13 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/memstore"
-	"github.com/pgratelimit/ratelimit/pgstore"
 )
-
-// What a limit holds, and owes, is the same with another number of shards.
-func TestChangeOfShards(t *testing.T) {
-	t.Parallel()
-	ctx, now := t.Context(), time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	db := pgtest.New(t)
-	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Clock: func() time.Time { return now }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	sharded := func(n int) ratelimit.TokenBucket {
-		return ratelimit.TokenBucket{Name: "l", Rate: 60, Period: time.Minute, Capacity: 120, Shards: n}
-	}
-	for _, test := range []struct {
-		name  string
-		from  int
-		to    int
-		take  float64
-		wait  time.Duration
-		value float64
-	}{
-		{"more", 2, 8, 100, 0, 20},
-		{"fewer", 8, 3, 100, 0, 20},
-		{"one", 8, 1, 50, 0, 70},
-		{"fewer, later", 8, 1, 120, 10 * time.Second, 10},
-		{"from one, in debt", 1, 4, 150, 0, -30},
-		{"fewer, in debt", 6, 2, 150, 0, -30},
-		{"no row yet", 4, 2, 0, 0, 120},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			from, to := sharded(test.from), sharded(test.to)
-			if err := store.Reset(ctx, from, "k"); err != nil {
-				t.Fatal(err)
-			}
-			if test.take > 0 {
-				if result, err := store.Reserve(ctx, from.ForN("k", test.take)); err != nil || !result.OK {
-					t.Fatalf("Reserve() = %v, %v", result.OK, err)
-				}
-			}
-			now = now.Add(test.wait)
-			if _, err := store.Change(ctx, from, to, "k"); err != nil {
-				t.Fatal(err)
-			}
-			result, err := store.Check(ctx, to.For("k"))
-			if err != nil || result.Value < test.value-1e-6 || result.Value > test.value+1e-6 {
-				t.Errorf("value = %v, %v, want %v", result.Value, err, test.value)
-			}
-			var rows, highest int
-			sql := `SELECT count(*), coalesce(max(shard), -1) FROM ` + db.Schema + `.rate_limits WHERE name = 'l' AND key = 'k'`
-			if err := db.Pool.QueryRow(ctx, sql).Scan(&rows, &highest); err != nil {
-				t.Fatal(err)
-			}
-			// Those that are not used any more are empty: full ones, or none, would be
-			// granted by who has the old definition.
-			want := max(test.from, test.to)
-			if test.take == 0 { // full by either
-				want = 0
-			}
-			if rows != want || highest != want-1 {
-				t.Errorf("%d rows up to shard %d, want %d", rows, highest, want)
-			}
-		})
-	}
-}
 
 // A definition of another name or kind, or a malformed one, is an error that names both, and
 // changes nothing.
 func TestChangeInvalid(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour}
 	mustAllow(t, store, limit.ForN("k", 4))
 	before, other, many := tableOf(t, db), limit, limit
@@ -131,15 +65,11 @@ func TestChangeRolledBack(t *testing.T) {
 	} {
 		mustAllow(t, s, small.ForN("k", 10))
 		tx, err := s.begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if status, err := s.change(tx); err != nil || status.Value != 20 {
 			t.Errorf("%s: %v left in the transaction, %v, want 20", name, status.Value, err)
 		}
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, tx.Rollback(t.Context()))
 		if result, err := s.Check(t.Context(), large.For("k")); err != nil || result.OK {
 			t.Errorf("%s: %v left, %v, want none", name, result.Value, err)
 		}
@@ -187,9 +117,7 @@ func TestChangeBesideTakes(t *testing.T) {
 			})
 		}
 		for i := range limits[1:] {
-			if _, err := store.Change(t.Context(), limits[i], limits[i+1], "k"); err != nil {
-				t.Error(err)
-			}
+			should(t, errOf(store.Change(t.Context(), limits[i], limits[i+1], "k")))
 		}
 		group.Wait()
 		if left := leftOf(t, store, limits[4], "k"); float64(granted.Load())+left > 200+1e-6 {

@@ -7,15 +7,13 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 // Close ends those who wait for a reservation, and returns when they have given it back.
 func TestCloseEndsWaits(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t, maxConns(8))
-	store := newStore(t, db)
+	db, store := setUp(t, maxConns(8))
 	limit := slow("l", 1)
 	mustAllow(t, store, limit.For("k"))
 	type answer struct {
@@ -34,9 +32,7 @@ func TestCloseEndsWaits(t *testing.T) {
 		return err == nil && check.Value < -1.5
 	})
 	holder, err := db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	mustExec(t, holder, "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE")
 	closed := make(chan struct{})
 	go func() {
@@ -49,9 +45,7 @@ func TestCloseEndsWaits(t *testing.T) {
 		t.Error("Close has returned before they have given back")
 	default:
 	}
-	if err := holder.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, holder.Rollback(t.Context()))
 	<-closed
 	wantLeft(t, newStore(t, db), limit.For("k"), 0)
 	for range 2 {

@@ -71,31 +71,29 @@ type Config struct {
 	// Escrow is for how long the Store may decide from memory after it has read a row, at most
 	// [MaxEscrow]. A tenth of a second is much already. The default, 0, asks the row each time.
 	//
-	// The Store prefetches tokens of keys that are taken from often. Allow, Reserve, Wait,
-	// AllowFunc and ReserveFunc hand them out without asking the database; all other verbs, and
+	// The Store prefetches tokens of keys that are taken from often. Allow, Take, Reserve, Wait, AllowFunc,
+	// ReserveFunc and AllowOnCommit hand them out without asking the database. All other verbs, and
 	// limits with shards, ask the row. In every stretch of time a limit still grants at most its
-	// bound. While a process prefetches, the largest burst is smaller by the tokens that are
-	// refilled during Escrow, and a killed process loses the tokens that it held. All costs are in
+	// bound. While a process prefetches, the largest burst is smaller by the tokens refilled during
+	// Escrow. A killed process loses the tokens that it held. All costs are in
 	// https://github.com/pgratelimit/ratelimit/blob/main/docs/scaling.md#from-memory.
 	Escrow time.Duration
 
-	// Timeout is how long a decision on its own (the verbs without Tx, but for
-	// AllowFunc and ReserveFunc) may take when its context has no deadline, waits
-	// for a connection and for a locked row included. The default is 5 seconds;
-	// [NoTimeout] is none.
+	// Timeout bounds a decision on its own whose context has no deadline, its waits for a connection
+	// and for a locked row included. It is for the verbs without Tx, but not for AllowFunc,
+	// ReserveFunc and AllowOnCommit. The default is 5 seconds; [NoTimeout] is none.
 	Timeout time.Duration
 
-	// RetryBudget is how long AllowFunc and ReserveFunc may take when their context has no
-	// deadline: waiting for their turn and a connection, all attempts, and COMMIT. The time of
-	// their functions counts, but waits in these are bounded by the contexts that they use.
-	// After a COMMIT without an answer they may ask the server for a second more. The default
-	// is 10 seconds.
+	// RetryBudget bounds AllowFunc, ReserveFunc and AllowOnCommit when their context has no deadline:
+	// the waits for their turn and for a connection, all attempts, and COMMIT. The time of their
+	// functions counts too, but only the context that a function uses bounds its waits. After a COMMIT
+	// without an answer they may ask the server for a second more. The default is 10 seconds.
 	RetryBudget time.Duration
 
-	// Catalog chooses the definitions by which [Store.AllowFunc] and [Store.ReserveFunc] decide:
-	// a *catalog.Catalog, so that callers write limit.For(key). The other verbs, whose requests
-	// may have been read in the caller's transaction, decide by the requests as they are. The
-	// default, nil, has all of them do so.
+	// Catalog chooses the definitions by which AllowFunc, ReserveFunc and AllowOnCommit decide: a
+	// *catalog.Catalog, so that callers write limit.For(key). The other verbs decide by the requests as
+	// they are, since these may have been read in the caller's transaction. With nil, the default,
+	// all verbs do.
 	Catalog ratelimit.Catalog
 
 	// Observe is called for every decision and edit, once, when it is in the database: see

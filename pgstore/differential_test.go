@@ -538,9 +538,7 @@ func (h *history) transaction(db *pgtest.DB) {
 		begin = func(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) { return beginSQL(ctx, db, options) }
 	}
 	tx, err := begin(ctx, pgx.TxOptions{IsoLevel: h.form.level})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must(h.t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()
 	h.nested(tx, 1+h.rand.IntN(8), true)
 }

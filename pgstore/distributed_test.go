@@ -25,9 +25,7 @@ func TestPortableHint(t *testing.T) {
 			"CREATE OR REPLACE FUNCTION " + db.Schema + ".refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE '" + message + "' USING ERRCODE = '0A000'; END $$",
 			"CREATE OR REPLACE TRIGGER refuse BEFORE UPDATE ON " + db.Schema + ".rate_limits FOR EACH ROW EXECUTE FUNCTION " + db.Schema + ".refuse()",
 		} {
-			if _, err := db.Pool.Exec(t.Context(), sql); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(db.Pool.Exec(t.Context(), sql)))
 		}
 		_, err := store.Allow(t.Context(), key)
 		if codeOf(err) != "0A000" {
@@ -52,9 +50,7 @@ func failAtCommit(t *testing.T, db *pgtest.DB) (insert string) {
 		"CREATE CONSTRAINT TRIGGER fail AFTER INSERT ON " + db.Schema + ".work DEFERRABLE INITIALLY DEFERRED " +
 			"FOR EACH ROW EXECUTE FUNCTION " + db.Schema + ".fail()",
 	} {
-		if _, err := db.Pool.Exec(t.Context(), sql); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(db.Pool.Exec(t.Context(), sql)))
 	}
 	return "INSERT INTO " + db.Schema + ".work VALUES (1)"
 }
@@ -108,12 +104,8 @@ func TestPortableIsolation(t *testing.T) {
 		return err
 	}
 	_, err := store.AllowFunc(t.Context(), requests, func(tx pgx.Tx, _ ratelimit.Result) error { return isReadCommitted(tx) })
-	if err != nil {
-		t.Error(err)
-	}
-	if _, err := store.AllowOnCommit(t.Context(), requests, "", isReadCommitted); err != nil {
-		t.Error(err)
-	}
+	should(t, err)
+	should(t, errOf(store.AllowOnCommit(t.Context(), requests, "", isReadCommitted)))
 	_, err = store.AllowOnCommit(t.Context(), requests, pgx.Serializable, isReadCommitted)
 	var field *ratelimit.FieldError
 	if !errors.As(err, &field) || field.Field != "IsoLevel" {

@@ -18,9 +18,7 @@ func allowed(t *testing.T, store *pgstore.Store, r ratelimit.Request) (n float64
 	t.Helper()
 	for {
 		result, err := store.Allow(t.Context(), r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if !result.OK {
 			return n
 		}
@@ -96,9 +94,7 @@ func TestEscrowCostsOfAPauseByOthers(t *testing.T) {
 	store, sent, db := holding(t, lasts, onClock(c))
 	defer store.Close()
 	warm(t, store, sent, limit.For("k"))
-	if _, err := newStore(t, db, onClock(c)).Pause(t.Context(), limit, "k", time.Hour); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(newStore(t, db, onClock(c)).Pause(t.Context(), limit, "k", time.Hour)))
 	mustAllow(t, store, limit.For("k"))
 	c.add(lasts)
 	if n := allowed(t, store, limit.For("k")); n != 0 {
@@ -115,9 +111,7 @@ func TestEscrowCostsOfAChangedDefinition(t *testing.T) {
 	defer store.Close()
 	warm(t, store, sent, limit.For("k"))
 	changed := newStore(t, db, onClock(c))
-	if err := changed.Take(t.Context(), slow("bucket", 10).ForN("k", 10)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, changed.Take(t.Context(), slow("bucket", 10).ForN("k", 10)))
 	if n := allowed(t, changed, slow("bucket", 10).For("k")); n != 0 {
 		t.Fatalf("got %v more of 10", n)
 	}

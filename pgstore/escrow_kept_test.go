@@ -90,9 +90,7 @@ func TestEscrowReturnsToARowThatWasLocked(t *testing.T) {
 		tx := begin(t, db, pgx.ReadCommitted)
 		mustExec(t, tx, `SELECT FROM `+db.Schema+`.rate_limits FOR UPDATE`)
 		time.Sleep(6 * time.Second) // longer than a single attempt
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, tx.Rollback(t.Context()))
 		store.Close()
 		if lacks := lacks(t, db, limit); lacks < used-0.5 || lacks > used+0.5 {
 			t.Errorf("the row lacks %v, want %v", lacks, used)
@@ -146,9 +144,7 @@ func TestEscrowIsToldWhatWasUsed(t *testing.T) {
 		for sent.Sends() < before+6 {
 			time.Sleep(time.Millisecond)
 		}
-		if err := undone.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, undone.Rollback(t.Context()))
 		<-cancelled
 		receipts = append(receipts, last)
 
@@ -163,9 +159,7 @@ func TestEscrowIsToldWhatWasUsed(t *testing.T) {
 				}
 				return nil
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			receipts = append(receipts, result.Receipt)
 		}
 		cancel()

@@ -82,9 +82,7 @@ func TestEscrowGrantsWhatThereIs(t *testing.T) {
 					group.Go(func() {
 						for {
 							result, err := store.Allow(t.Context(), limit.For("k"))
-							if err != nil {
-								t.Error(err)
-							}
+							should(t, err)
 							if !result.OK {
 								return
 							}
@@ -189,9 +187,7 @@ func (to *sharing) warm(i int) {
 func (to *sharing) allow(store *pgstore.Store) bool {
 	to.t.Helper()
 	result, err := store.Allow(to.t.Context(), to.limit.For("k"))
-	if err != nil {
-		to.t.Fatal(err)
-	}
+	must(to.t, err)
 	if at := result.At; result.OK {
 		if n := len(to.events); n > 0 && to.events[n-1].At.After(at) {
 			at = to.events[n-1].At // by a clock that never goes back

@@ -58,8 +58,7 @@ type editing func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit,
 // changeTo is the edit by which a limit has another rate and capacity.
 func changeTo(rate float64) editing {
 	return func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, key string, _ []*ratelimit.Receipt) error {
-		_, err := by.Change(ctx, limit, ofRate(limit, rate), key)
-		return err
+		return errOf(by.Change(ctx, limit, ofRate(limit, rate), key))
 	}
 }
 
@@ -87,16 +86,13 @@ func TestEscrowBesideEdits(t *testing.T) {
 	}{
 		"nothing": {edit: func(context.Context, *pgstore.Store, ratelimit.Limit, string, []*ratelimit.Receipt) error { return nil }, least: 995, most: 1000},
 		"cancel of what has come in again": {edit: func(ctx context.Context, by *pgstore.Store, _ ratelimit.Limit, _ string, receipts []*ratelimit.Receipt) error {
-			_, err := by.Cancel(ctx, receipts[0])
-			return err
+			return errOf(by.Cancel(ctx, receipts[0]))
 		}, least: 1300, most: 1400}, // 400 were used before
 		"settle for less": {edit: func(ctx context.Context, by *pgstore.Store, _ ratelimit.Limit, _ string, receipts []*ratelimit.Receipt) error {
-			_, err := by.Settle(ctx, receipts[1], 100)
-			return err
+			return errOf(by.Settle(ctx, receipts[1], 100))
 		}, least: 1095, most: 1100}, // 100 of 200 were not used
 		"credit of all": {edit: func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, key string, _ []*ratelimit.Receipt) error {
-			_, err := by.Credit(ctx, limit.ForN(key, 1000))
-			return err
+			return errOf(by.Credit(ctx, limit.ForN(key, 1000)))
 		}, least: 1300, most: 1400},
 		"reset": {edit: func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, key string, _ []*ratelimit.Receipt) error {
 			return by.Reset(ctx, limit, key)
@@ -137,9 +133,7 @@ func TestEscrowBesideEdits(t *testing.T) {
 						for ; granted < 400; granted += 5 {
 							take(escrow, 5)
 						}
-						if err := test.edit(t.Context(), by, limit, key, []*ratelimit.Receipt{before, during}); err != nil {
-							t.Fatal(err)
-						}
+						must(t, test.edit(t.Context(), by, limit, key, []*ratelimit.Receipt{before, during}))
 						if test.rate > 0 {
 							limit = ofRate(limit, test.rate)
 						}
@@ -147,9 +141,7 @@ func TestEscrowBesideEdits(t *testing.T) {
 						drain := func(from func(n float64) (ratelimit.Result, error)) {
 							for n := 100.0; n > 0.9; {
 								result, err := from(n)
-								if err != nil {
-									t.Fatal(err)
-								}
+								must(t, err)
 								if result.OK {
 									granted += n
 								} else {

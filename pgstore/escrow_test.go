@@ -33,9 +33,7 @@ func lacks(t *testing.T, db *pgtest.DB, limit ratelimit.Limit) float64 {
 	t.Helper()
 	var value float64
 	sql := `SELECT value FROM ` + db.Schema + `.rate_limits WHERE name = $1`
-	if err := db.Pool.QueryRow(t.Context(), sql, ratelimit.NameOf(limit)).Scan(&value); err != nil {
-		t.Fatal(err)
-	}
+	must(t, db.Pool.QueryRow(t.Context(), sql, ratelimit.NameOf(limit)).Scan(&value))
 	return limit.Definition().Capacity - value
 }
 
@@ -216,9 +214,7 @@ func TestEscrowHeedsEdits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			store, sent, _ := holding(t, pgstore.MaxEscrow)
 			warm(t, store, sent, limit.For("k"))
-			if err := test.edit(store); err != nil {
-				t.Fatal(err)
-			}
+			must(t, test.edit(store))
 			before := sent.Sends()
 			result, err := store.Allow(t.Context(), limit.For("k"))
 			if err != nil || result.OK != test.ok || sent.Sends() == before {
@@ -274,9 +270,7 @@ func TestEscrowOfSeveralLimits(t *testing.T) {
 			if row() != before {
 				t.Errorf("the row is %s, was %s", row(), before)
 			}
-			if _, err := store.Settle(t.Context(), last.Receipt, 0, 1); err != nil {
-				t.Error(err)
-			}
+			should(t, errOf(store.Settle(t.Context(), last.Receipt, 0, 1)))
 			if lacks := lacks(t, db, cold); math.Abs(lacks-4) > 0.01 {
 				t.Errorf("the row of the cold limit lacks %v, want 4", lacks)
 			}

@@ -52,16 +52,12 @@ func failOver(t *testing.T, pool *pgxpool.Pool) {
 	var all []*pgxpool.Conn
 	for range pool.Config().MaxConns {
 		conn, err := pool.Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer conn.Release()
 		all = append(all, conn)
 	}
 	for _, conn := range all {
-		if _, err := conn.Exec(t.Context(), "SET default_transaction_read_only = on"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(conn.Exec(t.Context(), "SET default_transaction_read_only = on")))
 	}
 }
 
@@ -157,8 +153,7 @@ func TestErrorsOfNoValueAreNotHalved(t *testing.T) {
 		t.Run(code, func(t *testing.T) {
 			t.Parallel()
 			var statements failing
-			db := pgtest.New(t, maxConns(10), statements.trace())
-			store := newStore(t, db)
+			db, store := setUp(t, maxConns(10), statements.trace())
 			mustAllow(t, store, slow("l", 1000).For("k"))
 			execIn(t, db, `CREATE FUNCTION {schema}.fail() RETURNS trigger LANGUAGE plpgsql AS $$
 				BEGIN
@@ -184,8 +179,7 @@ func TestFailOverOfEachVerb(t *testing.T) {
 	for _, verb := range ownVerbs {
 		t.Run(verb.name, func(t *testing.T) {
 			t.Parallel()
-			db := pgtest.New(t, maxConns(4))
-			store := newStore(t, db)
+			db, store := setUp(t, maxConns(4))
 			r := slow("l", 1000).For("k")
 			mustAllow(t, store, r)
 			failOver(t, db.Pool)
@@ -238,8 +232,7 @@ func TestReadOnlyRole(t *testing.T) {
 // A lock_timeout that PostgreSQL reports as a request to cancel, which nobody made, fails no call.
 func TestTimeOutReadAsACancellation(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	limit := slow("l", 100)
 	result, err := store.Allow(t.Context(), limit.ForN("k", 10))
 	mustTake(t, result, err)

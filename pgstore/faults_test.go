@@ -35,24 +35,19 @@ type ownVerb struct {
 // ownVerbs are all verbs on their own that take a limit.
 var ownVerbs = []ownVerb{
 	{"Allow", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		result, err := s.Allow(ctx, r)
-		return result.OK || result.Receipt != nil, err
+		return isYes(s.Allow(ctx, r))
 	}},
 	{"Allow several", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		result, err := s.Allow(ctx, r, slow("another", 10).For(""))
-		return result.OK || result.Receipt != nil, err
+		return isYes(s.Allow(ctx, r, slow("another", 10).For("")))
 	}},
 	{"Reserve", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		result, err := s.Reserve(ctx, r)
-		return result.OK || result.Receipt != nil, err
+		return isYes(s.Reserve(ctx, r))
 	}},
 	{"Check", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		result, err := s.Check(ctx, r)
-		return result.OK, err
+		return isOK(s.Check(ctx, r))
 	}},
 	{"CheckReserve", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		result, err := s.CheckReserve(ctx, r)
-		return result.OK, err
+		return isOK(s.CheckReserve(ctx, r))
 	}},
 	{"AllowFunc", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (ran bool, err error) {
 		result, err := s.AllowFunc(ctx, []ratelimit.Request{r}, func(pgx.Tx, ratelimit.Result) error {
@@ -94,16 +89,13 @@ var ownVerbs = []ownVerb{
 		return result.OK || result.Taken != 0 || result.Receipt != nil, err
 	}},
 	{"AllowFirst", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		result, err := s.AllowFirst(ctx, r, slow("another", 10).For(""))
-		return result.OK || result.Receipt != nil, err
+		return isYes(s.AllowFirst(ctx, r, slow("another", 10).For("")))
 	}},
 	{"Wait", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		result, err := s.Wait(ctx, r)
-		return result.OK || result.Receipt != nil, err
+		return isYes(s.Wait(ctx, r))
 	}},
 	{"Settle", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		result, err := s.Settle(ctx, paid(r).Receipt, r.Count+1)
-		return result.OK, err
+		return isOK(s.Settle(ctx, paid(r).Receipt, r.Count+1))
 	}},
 	{"PauseEach", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
 		until, err := s.PauseEach(ctx, []ratelimit.Request{r, slow("another", 10).For("")}, time.Hour)
@@ -146,24 +138,19 @@ var verbsInTx = []struct {
 	do   func(context.Context, *pgstore.Store, pgx.Tx, ratelimit.Request) (ok bool, err error)
 }{
 	{"AllowTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		result, err := s.AllowTx(ctx, tx, r)
-		return result.OK || result.Receipt != nil, err
+		return isYes(s.AllowTx(ctx, tx, r))
 	}},
 	{"AllowTx several", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		result, err := s.AllowTx(ctx, tx, r, slow("another", 10).For(""))
-		return result.OK || result.Receipt != nil, err
+		return isYes(s.AllowTx(ctx, tx, r, slow("another", 10).For("")))
 	}},
 	{"ReserveTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		result, err := s.ReserveTx(ctx, tx, r)
-		return result.OK || result.Receipt != nil, err
+		return isYes(s.ReserveTx(ctx, tx, r))
 	}},
 	{"CheckTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		result, err := s.CheckTx(ctx, tx, r)
-		return result.OK, err
+		return isOK(s.CheckTx(ctx, tx, r))
 	}},
 	{"CheckReserveTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		result, err := s.CheckReserveTx(ctx, tx, r)
-		return result.OK, err
+		return isOK(s.CheckReserveTx(ctx, tx, r))
 	}},
 	{"ResetTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
 		return false, s.ResetTx(ctx, tx, r.Limit, r.Key)
@@ -184,12 +171,10 @@ var verbsInTx = []struct {
 		return result.OK || result.Taken != 0 || result.Receipt != nil, err
 	}},
 	{"AllowFirstTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		result, err := s.AllowFirstTx(ctx, tx, r, slow("another", 10).For(""))
-		return result.OK || result.Receipt != nil, err
+		return isYes(s.AllowFirstTx(ctx, tx, r, slow("another", 10).For("")))
 	}},
 	{"SettleTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		result, err := s.SettleTx(ctx, tx, paid(r).Receipt, r.Count+1)
-		return result.OK, err
+		return isOK(s.SettleTx(ctx, tx, paid(r).Receipt, r.Count+1))
 	}},
 	{"PauseEachTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
 		until, err := s.PauseEachTx(ctx, tx, []ratelimit.Request{r, slow("another", 10).For("")}, time.Hour)
@@ -305,14 +290,11 @@ func TestFailClosedWhenCancelled(t *testing.T) {
 
 func TestFailClosedInEndedTransaction(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	for _, verb := range verbsInTx {
 		t.Run(verb.name, func(t *testing.T) {
 			tx := begin(t, db, pgx.ReadCommitted)
-			if err := tx.Commit(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, tx.Commit(t.Context()))
 			ok, err := verb.do(t.Context(), store, tx, slow("bucket", 10).For("k"))
 			if ok || !errors.Is(err, pgx.ErrTxClosed) {
 				t.Errorf("got OK %v, error %v, want %v", ok, err, pgx.ErrTxClosed)
@@ -338,9 +320,7 @@ func TestFailClosedWhenPoolIsExhausted(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t, maxConns(1))
 	conn, err := db.Pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, store := range bothStores(t, db) {
 		t.Run(name, func(t *testing.T) { wantClosed(t, shortly(t), store, context.DeadlineExceeded) })
 	}
@@ -359,9 +339,7 @@ func address(t *testing.T, l net.Listener) *pgtest.DB {
 func TestFailClosedWhenRefused(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l.Close() // so connections are refused
 	for name, store := range bothStores(t, address(t, l)) {
 		t.Run(name, func(t *testing.T) { wantClosed(t, soon(t), store, nil) })
@@ -371,9 +349,7 @@ func TestFailClosedWhenRefused(t *testing.T) {
 func TestFailClosedWhenSilent(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0") // where nobody accepts
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer l.Close()
 	for name, store := range bothStores(t, address(t, l)) {
 		t.Run(name, func(t *testing.T) { wantClosed(t, shortly(t), store, context.DeadlineExceeded) })
@@ -474,8 +450,7 @@ func badCount(r ratelimit.Request) bool {
 func TestBadInputChangesNothing(t *testing.T) {
 	t.Parallel()
 	var errorResponses errorResponses
-	db := pgtest.New(t, pgtest.WithConfig(errorResponses.watch))
-	store := newStore(t, db)
+	db, store := setUp(t, pgtest.WithConfig(errorResponses.watch))
 	mustAllow(t, store, slow("bucket", 10).For("k"), slow("a good one", 10).For("k"))
 	want := tableOf(t, db)
 	tx := begin(t, db, pgx.Serializable)
@@ -524,9 +499,7 @@ func TestBadInputChangesNothing(t *testing.T) {
 	if result, err := store.AllowTx(t.Context(), tx, slow("bucket", 10).For("k")); err != nil || !result.OK {
 		t.Errorf("afterwards in the transaction: got OK %v, error %v", result.OK, err)
 	}
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Error(err)
-	}
+	should(t, tx.Commit(t.Context()))
 	wantLeft(t, store, slow("bucket", 10).For("k"), 8)
 	if got := errorResponses.all(); len(got) != 0 {
 		t.Errorf("PostgreSQL reported errors: %q", got)
@@ -536,9 +509,7 @@ func TestBadInputChangesNothing(t *testing.T) {
 // terminate ends a connection from another, and returns when it has ended.
 func terminate(t *testing.T, db *pgtest.DB, pid uint32) {
 	t.Helper()
-	if _, err := db.Pool.Exec(t.Context(), `SELECT pg_terminate_backend($1, 20000)`, pid); err != nil {
-		t.Error(err)
-	}
+	should(t, errOf(db.Pool.Exec(t.Context(), `SELECT pg_terminate_backend($1, 20000)`, pid)))
 }
 
 // When the connection is lost before the COMMIT was sent, all is rolled back,
@@ -649,9 +620,7 @@ func TestRunnerLosesCommit(t *testing.T) {
 				return &cutter{conn, test.reply, &armed}, err
 			}
 			pool, err := pgxpool.NewWithConfig(t.Context(), config)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer pool.Close()
 			store := newStore(t, &pgtest.DB{Schema: s.Schema, Pool: pool})
 			result, err := store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), func(pgx.Tx) error {

@@ -39,9 +39,7 @@ func FuzzNamesAndKeys(f *testing.F) {
 		if err := db.Pool.QueryRow(t.Context(), "SELECT value = $3 FROM "+db.Schema+".rate_limits WHERE name = $1 AND key = $2", name, key, result.Value).Scan(&there); err != nil || !there {
 			t.Errorf("name %q, key %q: its row has not what it was told: %v", name, key, err)
 		}
-		if err := store.Reset(t.Context(), request.Limit, key); err != nil {
-			t.Error(err)
-		}
+		should(t, store.Reset(t.Context(), request.Limit, key))
 	})
 }
 
@@ -65,9 +63,7 @@ func FuzzSchema(f *testing.F) {
 			return
 		}
 		defer func() {
-			if _, err := db.Pool.Exec(t.Context(), "DROP SCHEMA "+quoted+" CASCADE"); err != nil {
-				t.Error(err)
-			}
+			should(t, errOf(db.Pool.Exec(t.Context(), "DROP SCHEMA "+quoted+" CASCADE")))
 		}()
 		if err := store.Take(t.Context(), slow("l", 10).For("k")); err != nil {
 			t.Errorf("schema %q: %v", name, err)

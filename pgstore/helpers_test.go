@@ -32,9 +32,7 @@ func newStore(tb testing.TB, db *pgtest.DB, change ...func(*pgstore.Config)) *pg
 		c(&config)
 	}
 	store, err := pgstore.New(db.Pool, &config)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return store
 }
 
@@ -49,13 +47,9 @@ func tableOf(tb testing.TB, db *pgtest.DB) []string {
 	tb.Helper()
 	rows, err := db.Pool.Query(tb.Context(), `SELECT concat_ws(' ', quote_literal(name), quote_literal(key), shard, value, extract(epoch FROM ts), xmin, ctid)
 		FROM `+db.Schema+`.rate_limits ORDER BY name, key, shard`)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	table, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return table
 }
 
@@ -64,13 +58,9 @@ func statesOf(tb testing.TB, db *pgtest.DB) []string {
 	tb.Helper()
 	rows, err := db.Pool.Query(tb.Context(), `SELECT concat_ws(' ', quote_literal(name), quote_literal(key), shard, value, extract(epoch FROM ts), extract(epoch FROM paused), slots)
 		FROM `+db.Schema+`.rate_limits ORDER BY name, key, shard`)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	states, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return states
 }
 
@@ -123,9 +113,7 @@ func shardedSlow(name string, capacity float64, shards int) ratelimit.TokenBucke
 func newPool(t *testing.T, url string) *pgxpool.Pool {
 	t.Helper()
 	pool, err := pgxpool.New(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(pool.Close)
 	return pool
 }
@@ -136,9 +124,7 @@ func another(t *testing.T, db *pgtest.DB, change func(*pgxpool.Config)) *pgtest.
 	config := db.Pool.Config()
 	change(config)
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(pool.Close)
 	return &pgtest.DB{URL: db.URL, Schema: db.Schema, Pool: pool}
 }
@@ -298,9 +284,7 @@ func allowLater(store *pgstore.Store, tx pgx.Tx, requests ...ratelimit.Request) 
 func begin(t *testing.T, db *pgtest.DB, level pgx.TxIsoLevel) pgx.Tx {
 	t.Helper()
 	tx, err := db.Pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = tx.Rollback(context.Background()) }) // unless it has ended
 	return tx
 }
@@ -314,45 +298,33 @@ func takeIn(t *testing.T, store *pgstore.Store, tx pgx.Tx, requests ...ratelimit
 
 func end(t *testing.T, end func(context.Context) error) {
 	t.Helper()
-	if err := end(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, end(t.Context()))
 }
 
 // inSavepoint runs do in a nested transaction of tx, which end ends.
 func inSavepoint(t *testing.T, tx pgx.Tx, end func(pgx.Tx, context.Context) error, do func(tx pgx.Tx)) {
 	t.Helper()
 	nested, err := tx.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	do(nested)
-	if err := end(nested, t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, end(nested, t.Context()))
 }
 
 // mustReset forgets a key.
 func mustReset(t *testing.T, store *pgstore.Store, l ratelimit.Limit, key string) {
 	t.Helper()
-	if err := store.Reset(t.Context(), l, key); err != nil {
-		t.Fatal(err)
-	}
+	must(t, store.Reset(t.Context(), l, key))
 }
 
 func mustExec(t *testing.T, tx pgx.Tx, sql string, args ...any) {
 	t.Helper()
-	if _, err := tx.Exec(t.Context(), sql, args...); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(tx.Exec(t.Context(), sql, args...)))
 }
 
 // execIn runs SQL in which {schema} stands for db's schema.
 func execIn(t *testing.T, db *pgtest.DB, sql string) {
 	t.Helper()
-	if _, err := db.Pool.Exec(t.Context(), strings.ReplaceAll(sql, "{schema}", db.Schema)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(db.Pool.Exec(t.Context(), strings.ReplaceAll(sql, "{schema}", db.Schema))))
 }
 
 const (
@@ -384,10 +356,7 @@ var errTest = errors.New("the test's own")
 
 // raise is work that PostgreSQL answers with an error of the given code.
 func raise(ctx context.Context, code string) func(pgx.Tx) error {
-	return func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, raising(code))
-		return err
-	}
+	return func(tx pgx.Tx) error { return errOf(tx.Exec(ctx, raising(code))) }
 }
 
 func raising(code string) string {
@@ -463,9 +432,7 @@ func waitFor(t *testing.T, db *pgtest.DB, tx pgx.Tx, n int) {
 		var waiting int
 		err := db.Pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity
 			WHERE wait_event_type = 'Lock' AND $1 = ANY(pg_blocking_pids(pid))`, tx.Conn().PgConn().PID()).Scan(&waiting)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if waiting >= n {
 			return
 		}
@@ -483,9 +450,7 @@ func isClosed(c <-chan struct{}) bool {
 
 func databaseNow(t *testing.T, db *pgtest.DB) (now time.Time) {
 	t.Helper()
-	if err := db.Pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&now); err != nil {
-		t.Fatal(err)
-	}
+	must(t, db.Pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&now))
 	return now
 }
 
@@ -494,13 +459,9 @@ func rowsOf(t *testing.T, db *pgtest.DB, name string) []string {
 	t.Helper()
 	rows, err := db.Pool.Query(t.Context(), `SELECT concat_ws(' ', quote_literal(key), shard, value, extract(epoch FROM ts))
 		FROM `+db.Schema+`.rate_limits WHERE name = $1 ORDER BY key, shard`, name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return all
 }
 
@@ -508,9 +469,40 @@ func rowsOf(t *testing.T, db *pgtest.DB, name string) []string {
 func stateOf(t *testing.T, db *pgtest.DB, name string) (s bucket.State) {
 	t.Helper()
 	err := db.Pool.QueryRow(t.Context(), `SELECT value, ts FROM `+db.Schema+`.rate_limits WHERE name = $1`, name).Scan(&s.Value, &s.TS)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s.TS = s.TS.UTC()
 	return s
+}
+
+// must fails the test for an error.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// errOf returns the error of a call that returns a value besides.
+func errOf[T any](_ T, err error) error { return err }
+
+// should notes an error as a failure of the test.
+func should(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Error(err)
+	}
+}
+
+// isOK is what a caller acts on. isYes is that, or that there is a receipt.
+func isOK(result ratelimit.Result, err error) (bool, error) { return result.OK, err }
+
+func isYes(result ratelimit.Result, err error) (bool, error) {
+	return result.OK || result.Receipt != nil, err
+}
+
+// setUp makes a database and a store on it.
+func setUp(t *testing.T, options ...pgtest.Option) (*pgtest.DB, *pgstore.Store) {
+	t.Helper()
+	db := pgtest.New(t, options...)
+	return db, newStore(t, db)
 }

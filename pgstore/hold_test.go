@@ -42,9 +42,7 @@ func holdStores(t *testing.T, test func(t *testing.T, store flightStore, begin f
 		store := memstore.New(nil)
 		test(t, flightStore{store.Permits(), store}, func() pgx.Tx {
 			tx, err := store.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return tx
 		})
 	})
@@ -165,9 +163,7 @@ func TestAcquireWaitInOrderBesideASlowAnswer(t *testing.T) {
 				return pgtest.Blocks(t, db.Pool, tx) && store.WaitingForPermits(one.Name, "k") == came-1
 			})
 		})
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, tx.Rollback(t.Context()))
 		eventually(t, "all stand in line", func() bool { return store.WaitingForPermits(one.Name, "k") == waiters })
 		served(held)
 	})
@@ -204,9 +200,7 @@ func lineUp(t *testing.T, store permits, inLine func(came int)) (served func(hel
 	}
 	return func(held ratelimit.Permit) {
 		t.Helper()
-		if err := store.Release(t.Context(), held); err != nil {
-			t.Fatal(err)
-		}
+		must(t, store.Release(t.Context(), held))
 		wg.Wait()
 		if !slices.IsSorted(order) || len(order) != waiters {
 			t.Errorf("served in the order %v", order)
@@ -238,9 +232,7 @@ func TestAcquireWaitGoesByTheNewestLimit(t *testing.T) {
 		inLine()
 		refusedFor(t, store, ratelimit.InFlight{Name: two.Name, Limit: 1, Lease: time.Minute}, key)
 		for _, permit := range []ratelimit.Permit{held[1], held[0]} { // the first of them is to be given to nobody
-			if err := store.Release(t.Context(), permit); err != nil {
-				t.Error(err)
-			}
+			should(t, store.Release(t.Context(), permit))
 		}
 		a := <-got
 		if lease := a.permit.Until.Sub(a.permit.At); a.err != nil || a.permit.Number != 0 || lease != time.Minute || a.permit.InFlight.Lease != time.Minute {
@@ -262,24 +254,18 @@ func TestAcquireWaitAmongMany(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	many := ratelimit.InFlight{Name: "many", Limit: 2500, Lease: time.Hour}
-	if _, err := db.Pool.Exec(t.Context(), "INSERT INTO "+db.Schema+".rate_limits (name, key, shard, value, ts) SELECT 'many', 'k', n, 1, now() + interval '1 hour' FROM generate_series(0, 2499) AS n"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(db.Pool.Exec(t.Context(), "INSERT INTO "+db.Schema+".rate_limits (name, key, shard, value, ts) SELECT 'many', 'k', n, 1, now() + interval '1 hour' FROM generate_series(0, 2499) AS n")))
 	got := make(chan ratelimit.Permit, 1)
 	go func() {
 		permit, err := newStore(t, db).Permits().AcquireWait(t.Context(), many.For("k"))
-		if err != nil {
-			t.Error(err)
-		}
+		should(t, err)
 		got <- permit
 	}()
 	eventually(t, "it looks at the second part", func() (so bool) {
 		err := db.Pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM "+db.Schema+".rate_limits WHERE name = 'many' AND shard = 10000 AND value > 0)").Scan(&so)
 		return so && err == nil
 	})
-	if err := newStore(t, db).Permits().Release(t.Context(), ratelimit.Permit{InFlight: many, Key: "k", OK: true, Number: 1234, Fence: 1}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, newStore(t, db).Permits().Release(t.Context(), ratelimit.Permit{InFlight: many, Key: "k", OK: true, Number: 1234, Fence: 1}))
 	if permit := <-got; permit.Number != 1234 {
 		t.Errorf("got %v, want permit 1234", permit)
 	}
@@ -292,8 +278,7 @@ func TestAcquireWaitEnds(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	holdStores(t, func(t *testing.T, store flightStore, _ func() pgx.Tx) {
-		short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		defer cancel()
+		short := within(t, 50*time.Millisecond)
 		first := takePermit(t, store, brief, "k")
 		if permit, err := store.AcquireWait(short, brief.For("k")); permit.OK || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("AcquireWait until the deadline: got %v and %v", permit, err)
@@ -311,8 +296,7 @@ func TestAcquireWaitEnds(t *testing.T) {
 
 func TestCloseEndsWaitsForPermits(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	_, store := setUp(t)
 	permit := takePermit(t, store.Permits(), one, "k")
 	waited := make(chan error)
 	go func() {

@@ -19,20 +19,20 @@ type Permits struct{ store *Store }
 // Permits returns the verbs of limits of how many at once.
 func (s *Store) Permits() Permits { return Permits{s} }
 
-// Acquire takes a permit of the request's limit for its key, or is refused when all are held: that is a
-// [ratelimit.Permit] that is not OK, not an error. Several permits are taken all or nothing. The permit is held for the limit's Lease, by the
-// database's clock, even if the caller fails; release it when the work is done, and renew it
-// before that if the work takes longer, or leave both to [Permits.Keep]. After an error nothing
-// is held, or a permit for a lease.
+// Acquire takes a permit of the request's limit for its key, or all permits of a request for several.
+// If too few are free, it takes none: the [ratelimit.Permit] is not OK, and the error is nil. The
+// permit is held for the limit's Lease, by the database's clock, even if the caller fails. Release it
+// when the work is done, and renew it before the lease ends; [Permits.Keep] does both.
 //
-// It takes from rate limits as well, if there are any, as [Store.Allow] does. The permit is taken
-// first, and given back if they refuse; then the Permit is not OK, and its Rates say why. Tokens
-// that they granted are spent. When a process dies in between, the permit is held for a lease.
+// It takes from rates as well, as [Store.Allow] does. The permit is taken first, and released if a
+// rate refuses; then the Permit is not OK, and its Rates say why. If the process dies in between, the
+// permit is held for a lease. Releasing a permit gives no tokens back.
 //
-// It shares its statement with other calls, and waits for no transaction: a permit that a
-// transaction has locked is passed over. Errors are [ratelimit.ErrInvalid],
-// [ratelimit.ErrExceedsCapacity] of the rates or of more permits than the limit has, [ErrNotMigrated] and those of PostgreSQL and
-// pgx. Without a deadline in ctx, Config.Timeout bounds it.
+// It shares its statement with other calls, and waits for no transaction: it passes over a permit that
+// a transaction has locked. Errors are [ratelimit.ErrInvalid], [ratelimit.ErrExceedsCapacity] (of the
+// rates, or of more permits than the limit has), [ErrNotMigrated] and those of PostgreSQL and pgx.
+// After an error nothing is held, or a permit for a lease. Without a deadline in ctx, Config.Timeout
+// bounds the call.
 func (p Permits) Acquire(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (permit ratelimit.Permit, err error) {
 	s := p.store
 	w := s.watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn, rates...)
@@ -233,17 +233,15 @@ func (p Permits) ReleaseFunc(ctx context.Context, permit ratelimit.Permit, do fu
 	return s.permits.ReleaseFunc(ctx, permit, do)
 }
 
-// Keep runs do while it keeps the permit: it renews the lease at half of it, also when ctx is
-// over and do still at work, and releases the permit when do has returned, panicked, or ended its
-// goroutine. A permit that is not OK is its
-// refusal as an error, and runs nothing.
+// Keep runs do while it holds the permit. It renews the lease when half of it is over, also if ctx has
+// ended and do is still at work. It releases the permit when do has returned, panicked or ended its
+// goroutine. If the permit is not OK, Keep returns its refusal as an error and does not run do.
 //
-// The context of do ends with [ratelimit.ErrLeaseLost] as its [context.Cause] when the lease is
-// lost, at the latest when it would have ended by this machine's clock, counted from before the
-// database was asked; and then the error is ErrLeaseLost, joined with that of do. In a process
-// that was stopped past its lease, the context's Err says so at once. A permit that do has
-// released itself, or in a transaction, is not lost. A release that fails is no error, since
-// the permit is free when the lease is over.
+// If the lease is lost, the context of do ends with [ratelimit.ErrLeaseLost] as its [context.Cause],
+// and Keep returns ErrLeaseLost joined with the error of do. That happens at the latest when the lease
+// ends by this machine's clock, counted from before the database was asked. In a process that was
+// stopped past its lease, the context's Err reports it at once. A permit that do has released itself
+// is not lost. A failed release is not an error, since the permit is free when the lease ends.
 func (p Permits) Keep(ctx context.Context, permit ratelimit.Permit, do func(ctx context.Context, permit ratelimit.Permit) error) error {
 	s := p.store
 	if err := s.usable(); err != nil {

@@ -51,9 +51,7 @@ func flightStores(t *testing.T, test func(t *testing.T, store flightStore, begin
 		store := memstore.New(clock.now)
 		test(t, flightStore{store.Permits(), store}, func() pgx.Tx {
 			tx, err := store.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return tx
 		}, clock)
 	})
@@ -116,9 +114,7 @@ func TestPermits(t *testing.T) {
 		takePermit(t, store, calls, "another key")
 
 		// A permit that is released is free; and its fence grows, although the clock stands still.
-		if err := store.Release(ctx, permits[1]); err != nil {
-			t.Fatal(err)
-		}
+		must(t, store.Release(ctx, permits[1]))
 		again := takePermit(t, store, calls, "k")
 		if again.Number != permits[1].Number || again.Fence <= permits[1].Fence {
 			t.Errorf("got %v after %v was released, want the same permit with a larger fence", again, permits[1])
@@ -167,9 +163,7 @@ func TestPermitsWhenTheClockGoesBack(t *testing.T) {
 		first := takePermit(t, store, one, "")
 		clock.add(-time.Hour)
 		refusedFor(t, store, one, "")
-		if err := store.Release(t.Context(), first); err != nil {
-			t.Fatal(err)
-		}
+		must(t, store.Release(t.Context(), first))
 		clock.add(-time.Hour)
 		second := takePermit(t, store, one, "")
 		if second.Fence <= first.Fence {
@@ -196,9 +190,7 @@ func TestPermitsOfAnotherLimit(t *testing.T) {
 		}
 		for _, permit := range permits { // the first is free, but not for those who may have one only
 			if permit.Number >= fewer.Limit {
-				if err := store.Release(t.Context(), permit); err != nil {
-					t.Fatal(err)
-				}
+				must(t, store.Release(t.Context(), permit))
 			}
 		}
 		refusedFor(t, store, fewer, "k")
@@ -214,9 +206,7 @@ func TestResetAndPrunePermits(t *testing.T) {
 	flightStores(t, func(t *testing.T, store flightStore, _ func() pgx.Tx, clock *clock) {
 		ctx := t.Context()
 		old, kept := takePermit(t, store, calls, "k"), takePermit(t, store, calls, "kept")
-		if err := store.Reset(ctx, calls, "k"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, store.Reset(ctx, calls, "k"))
 		for name, err := range map[string]error{"Renew": renewed(ctx, store, old), "Release": store.Release(ctx, old)} {
 			if !errors.Is(err, ratelimit.ErrLeaseLost) {
 				t.Errorf("%s after a reset: got %v, want ErrLeaseLost", name, err)
@@ -228,9 +218,7 @@ func TestResetAndPrunePermits(t *testing.T) {
 			}
 		}
 		clock.add(30 * time.Second)
-		if _, err := store.Renew(ctx, kept); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(store.Renew(ctx, kept)))
 		clock.add(31 * time.Second) // the leases of k are over, and not for a minute
 		if n, err := store.Prune(ctx, calls); n != 0 || err != nil {
 			t.Errorf("PrunePermits: got %d and %v, want nothing yet", n, err)
@@ -264,9 +252,7 @@ func TestPermitsInTransactions(t *testing.T) {
 		}
 		ended := func(err error) {
 			t.Helper()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 		}
 		tx := begin()
 		if !acquireTx(tx).OK {
@@ -324,17 +310,13 @@ func TestPermitsWithRates(t *testing.T) {
 		left := func() [2]int64 {
 			t.Helper()
 			result, err := store.rates.Check(ctx, rate.ForN("k", 0), big.ForN("k", 0))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return [2]int64{result.Each()[0].Remaining, result.Each()[1].Remaining}
 		}
 		holding := func() int {
 			t.Helper()
 			permits, err := store.Held(ctx, two, "k")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return len(permits)
 		}
 		rates := []ratelimit.Request{rate.For("k"), big.ForN("k", 2)}
@@ -364,9 +346,7 @@ func TestPermitsWithRates(t *testing.T) {
 				t.Errorf("%s: got %v (%v) with %v left, want a refusal by the permits and [1 6] left", form, third, third.Err(), left())
 			}
 			for _, permit := range []ratelimit.Permit{first, second} {
-				if err := store.Release(ctx, permit); err != nil {
-					t.Fatal(err)
-				}
+				must(t, store.Release(ctx, permit))
 			}
 			last := ask()
 			fourth := ask() // the rate is used up: no permit is held, and the other rate is not spent
@@ -377,9 +357,7 @@ func TestPermitsWithRates(t *testing.T) {
 			if err := fourth.Err(); !errors.As(err, &refused) || ratelimit.NameOf(refused.Result.Request.Limit) != "rate" {
 				t.Errorf("%s: the refusal's error is %v, want that of the rate", form, err)
 			}
-			if err := store.Release(ctx, last); err != nil {
-				t.Fatal(err)
-			}
+			must(t, store.Release(ctx, last))
 			clock.add(2 * time.Hour)
 		}
 	})
@@ -440,9 +418,7 @@ func TestBadPermits(t *testing.T) {
 			t.Errorf("a rate of the same name: got %v, want ErrInvalid", err)
 		}
 		other := ratelimit.TokenBucket{Name: "other", Rate: 1, Period: time.Minute}
-		if _, err := store.rates.Check(ctx, other.For("k")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(store.rates.Check(ctx, other.For("k"))))
 		if _, err := store.Acquire(ctx, ratelimit.InFlight{Name: "other", Limit: 1}.For("k")); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("permits of the same name as a rate: got %v, want ErrInvalid", err)
 		}
@@ -460,16 +436,13 @@ func TestPermitsBesideRates(t *testing.T) {
 	db := pgtest.New(t)
 	store, ctx := newStore(t, db), t.Context()
 	rate := ratelimit.TokenBucket{Name: "rate", Rate: 1, Period: time.Hour}
-	if err := store.Take(ctx, rate.For("k")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, store.Take(ctx, rate.For("k")))
 	permit := takePermit(t, store.Permits(), calls, "k")
 	before := statesOf(t, db)
 	for verb, err := range map[string]error{
 		"Reset": store.Reset(ctx, ratelimit.TokenBucket{Name: calls.Name, Rate: 1, Period: time.Hour}, "k"),
 		"Prune": func() error {
-			_, err := store.Prune(ctx, ratelimit.TokenBucket{Name: calls.Name, Rate: 1, Period: time.Hour})
-			return err
+			return errOf(store.Prune(ctx, ratelimit.TokenBucket{Name: calls.Name, Rate: 1, Period: time.Hour}))
 		}(),
 		"ResetPermits": store.Permits().Reset(ctx, ratelimit.InFlight{Name: "rate", Limit: 1}, "k"),
 	} {
@@ -489,9 +462,7 @@ func TestPermitsBesideRates(t *testing.T) {
 	if names, err := store.Names(ctx); err != nil || fmt.Sprint(names) != "[calls rate]" {
 		t.Errorf("Names: got %q and %v", names, err)
 	}
-	if err := store.Permits().Release(ctx, permit); err != nil {
-		t.Error(err)
-	}
+	should(t, store.Permits().Release(ctx, permit))
 }
 
 // The server's error about one permit is told to the call for it alone, though one statement was
@@ -501,9 +472,7 @@ func TestErrorAboutOnePermit(t *testing.T) {
 	const wrong, checkViolation = 11, "23514"
 	db := pgtest.New(t, maxConns(2))
 	store, limit := newStore(t, db), ratelimit.InFlight{Name: "l", Limit: 1, Lease: time.Minute}
-	if _, err := db.Pool.Exec(t.Context(), fmt.Sprintf("ALTER TABLE %s.rate_limits ADD CHECK (key <> '%d')", db.Schema, wrong)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(db.Pool.Exec(t.Context(), fmt.Sprintf("ALTER TABLE %s.rate_limits ADD CHECK (key <> '%d')", db.Schema, wrong))))
 	g := gather(t, db.Pool)
 	for i := range 16 {
 		g.call(time.Minute, func(ctx context.Context) {
@@ -540,22 +509,14 @@ func TestOpenTransactionsDelayNobody(t *testing.T) {
 		if in, err := others.Permits().AcquireTx(ctx, second, two.For("k")); err != nil || in.OK {
 			t.Fatalf("AcquireTx beside it: got %v and %v, want a refusal", in, err)
 		}
-		if _, err := others.Permits().Renew(ctx, permit); err != nil {
-			t.Fatal(err)
-		}
-		if err := others.Permits().Release(ctx, permit); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(others.Permits().Renew(ctx, permit)))
+		must(t, others.Permits().Release(ctx, permit))
 		_ = second.Rollback(ctx)
 	}
-	if err := open.Commit(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, open.Commit(ctx))
 	// One that is being released is held until that commits, and whoever renews it waits.
 	open = begin(t, db, pgx.ReadCommitted)
-	if err := mine.Permits().ReleaseTx(ctx, open, taken); err != nil {
-		t.Fatal(err)
-	}
+	must(t, mine.Permits().ReleaseTx(ctx, open, taken))
 	permit := takePermit(t, others.Permits(), two, "k")
 	refusedFor(t, others.Permits(), two, "k")
 	short, cancelShort := context.WithTimeout(ctx, time.Second) // long enough to see that it is locked
@@ -563,16 +524,12 @@ func TestOpenTransactionsDelayNobody(t *testing.T) {
 	if _, err := mine.Permits().Renew(short, taken); !errors.Is(err, pgstore.ErrLocked) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Renew of a permit that a transaction releases: got %v, want ErrLocked", err)
 	}
-	if err := open.Commit(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, open.Commit(ctx))
 	if err := renewed(ctx, mine.Permits(), taken); !errors.Is(err, ratelimit.ErrLeaseLost) {
 		t.Errorf("Renew after it was released: got %v, want ErrLeaseLost", err)
 	}
 	takePermit(t, others.Permits(), two, "k")
-	if err := others.Permits().Release(ctx, permit); err != nil {
-		t.Error(err)
-	}
+	should(t, others.Permits().Release(ctx, permit))
 }
 
 // Any role may have the locks by which a transaction passes permits over. It takes permits without
@@ -591,9 +548,7 @@ func TestPermitsHiddenByAStranger(t *testing.T) {
 				if err == nil {
 					err = store.Release(t.Context(), permit)
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 			}
 			stranger := begin(t, db, pgx.ReadCommitted)
 			mustExec(t, stranger, `SET LOCAL ROLE pg_signal_backend`)
@@ -616,9 +571,7 @@ func TestPermitsHiddenByAStranger(t *testing.T) {
 					t.Errorf("%+v: lock_timeout %q, %v, want 17s", in, bound, err)
 				}
 			}
-			if err := stranger.Rollback(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, stranger.Rollback(t.Context()))
 			again := newStore(t, db).Permits() // which does not know what is free, and guesses
 			if permit, err := again.AcquireTx(within(t, 20*time.Second), begin(t, db, pgx.ReadCommitted), four.For("k")); err != nil || permit.OK {
 				t.Errorf("without the stranger: %v, %v, want a refusal", permit, err)
@@ -720,9 +673,7 @@ func TestPermitsAreTwoStatements(t *testing.T) {
 	const pieces = 50
 	before := tracer.Batches()
 	for range pieces { // of which the first makes its permit
-		if err := store.Permits().Release(ctx, takePermit(t, store.Permits(), calls, "k")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, store.Permits().Release(ctx, takePermit(t, store.Permits(), calls, "k")))
 	}
 	if n := tracer.Batches() - before; n != 2*pieces {
 		t.Errorf("%d pieces of work took %d round trips, want %d", pieces, n, 2*pieces)
@@ -741,12 +692,8 @@ func TestPermitsSinceTheSnapshot(t *testing.T) {
 	store, ctx := newStore(t, db), t.Context()
 	permit := takePermit(t, store.Permits(), one, "")
 	tx := begin(t, db, pgx.Serializable)
-	if _, err := tx.Exec(ctx, "SELECT FROM "+db.Schema+".rate_limits LIMIT 0"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := store.Permits().Renew(ctx, permit); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(tx.Exec(ctx, "SELECT FROM "+db.Schema+".rate_limits LIMIT 0")))
+	must(t, errOf(store.Permits().Renew(ctx, permit)))
 	var fault *pgconn.PgError
 	if err := store.Permits().ReleaseTx(ctx, tx, permit); !errors.As(err, &fault) || fault.Code != "40001" {
 		t.Errorf("ReleaseTx of a permit that was renewed since: got %v, want 40001", err)
@@ -759,16 +706,11 @@ func TestLastPermitTakenMeanwhile(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	store, others := newStore(t, db), newStore(t, db)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
+	ctx := within(t, 20*time.Second)
 	rate := ratelimit.TokenBucket{Name: "rate", Rate: 10, Period: time.Hour}
-	if err := store.Permits().Release(ctx, takePermit(t, store.Permits(), one, "k")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, store.Permits().Release(ctx, takePermit(t, store.Permits(), one, "k")))
 	blocker, tx := begin(t, db, pgx.ReadCommitted), begin(t, db, pgx.ReadCommitted)
-	if err := store.TakeTx(ctx, blocker, rate.For("k")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, store.TakeTx(ctx, blocker, rate.For("k")))
 	type answer struct {
 		permit ratelimit.Permit
 		err    error
@@ -780,14 +722,10 @@ func TestLastPermitTakenMeanwhile(t *testing.T) {
 	}()
 	for waiting := 0; waiting == 0; {
 		err := db.Pool.QueryRow(ctx, "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%"+db.Schema+"%'").Scan(&waiting)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	held := takePermit(t, others.Permits(), one, "k")
-	if err := blocker.Rollback(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, blocker.Rollback(ctx))
 	a := <-answered
 	if a.err != nil || a.permit.OK || !errors.As(a.permit.Err(), new(*ratelimit.FullError)) {
 		t.Fatalf("AcquireTx: got %v and %v, want a refusal by the permits", a.permit, a.err)
@@ -797,9 +735,7 @@ func TestLastPermitTakenMeanwhile(t *testing.T) {
 	if _, err := others.Permits().Renew(short, held); err != nil {
 		t.Errorf("Renew of a permit that a transaction tried in vain: %v", err)
 	}
-	if err := tx.Commit(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.Commit(ctx))
 	if result, err := store.Check(ctx, rate.ForN("k", 0)); err != nil || result.Remaining != 10 {
 		t.Errorf("%d of the rate are left, and %v, want 10", result.Remaining, err)
 	}

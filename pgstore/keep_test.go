@@ -55,9 +55,7 @@ func TestForget(t *testing.T) {
 			result, err := store.Reserve(t.Context(), gone.ForN(fmt.Sprint(key), 150), stays.For(fmt.Sprint(key)))
 			mustTake(t, result, err)
 		}
-		if _, err := store.Pause(t.Context(), gone, "0", time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(store.Pause(t.Context(), gone, "0", time.Hour)))
 		for _, want := range []int64{6, 0} {
 			if got, err := store.Forget(t.Context(), "gone"); err != nil || got != want {
 				t.Errorf("deleted %d, error %v, want %d", got, err, want)
@@ -85,9 +83,7 @@ func TestForgetForgetsRefusals(t *testing.T) {
 			t.Fatalf("got OK %v, error %v, want a refusal", result.OK, err)
 		}
 	}
-	if _, err := store.Forget(t.Context(), "l"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(store.Forget(t.Context(), "l")))
 	mustAllow(t, store, limit.For("k"))
 }
 
@@ -235,8 +231,6 @@ func TestNoTimeout(t *testing.T) {
 	}
 	end(t, h.tx.Rollback)
 	for range verbs {
-		if err := <-ends; err != nil {
-			t.Error(err)
-		}
+		should(t, <-ends)
 	}
 }

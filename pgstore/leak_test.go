@@ -17,20 +17,14 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.MaxConns = 4 }))
 	config := pgstore.Config{Schema: db.Schema, Escrow: 100 * time.Millisecond}
 	store, err := pgstore.New(db.Pool, &config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer store.Close()
 	limit := slow("l", 100)
 	for range 3 {
-		if _, err := store.Allow(t.Context(), limit.For(leak.Key)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(store.Allow(t.Context(), limit.For(leak.Key))))
 	}
 	take, err := store.QueueTake(new(pgx.Batch), limit.For(leak.Key))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	leak.Check(t, ".", map[string]any{
 		"Store": store, "Permits": store.Permits(), "Config": config, "Stats": store.Stats(), "Held": pgstore.Held{Limit: "l", Keys: 1, Tokens: 2},
 		"QueuedTake": take, "Versions": pgstore.Versions{Dead: 1},
@@ -43,16 +37,12 @@ func TestNoErrorShowsKeys(t *testing.T) {
 	var outage outage
 	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.DialFunc = outage.dial }))
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Timeout: 200 * time.Millisecond, RetryBudget: 200 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	request := slow("l", 100).For(leak.Key)
 	allow := func(pool *pgxpool.Pool, schema string, closed bool) error {
 		t.Helper()
 		s, err := pgstore.New(pool, &pgstore.Config{Schema: schema})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if closed {
 			s.Close()
 		}
@@ -60,16 +50,10 @@ func TestNoErrorShowsKeys(t *testing.T) {
 		return err
 	}
 	tx, err := db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := store.AllowTx(t.Context(), tx, request); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, errOf(store.AllowTx(t.Context(), tx, request)))
 	_, locked := store.Allow(t.Context(), request)
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.Rollback(t.Context()))
 	provoked := map[string]leak.Provoked{
 		"ErrNoPool":      {Is: pgstore.ErrNoPool, Err: allow(nil, db.Schema, false)},
 		"ErrClosed":      {Is: pgstore.ErrClosed, Err: allow(db.Pool, db.Schema, true)},

@@ -46,9 +46,7 @@ func (l *lined) inLine(t *testing.T, granted bool) (n int) {
 	t.Helper()
 	err := l.observer.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted = $1
 		AND (classid::int8 << 32 | objid::int8) = $2 AND objsubid = 1`, granted, l.lock).Scan(&n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return n
 }
 
@@ -80,20 +78,12 @@ func (l *lined) wantEmpty(t *testing.T) {
 func (l *lined) hold(t *testing.T) (giveBack func()) {
 	t.Helper()
 	conn, err := l.observer.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := conn.Exec(t.Context(), `SET ROLE pg_signal_backend`); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := conn.Exec(t.Context(), `SELECT pg_advisory_lock($1)`, l.lock); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, errOf(conn.Exec(t.Context(), `SET ROLE pg_signal_backend`)))
+	must(t, errOf(conn.Exec(t.Context(), `SELECT pg_advisory_lock($1)`, l.lock)))
 	return func() {
 		defer conn.Release()
-		if _, err := conn.Exec(context.Background(), `RESET ROLE; SELECT pg_advisory_unlock_all()`); err != nil {
-			t.Error(err)
-		}
+		should(t, errOf(conn.Exec(context.Background(), `RESET ROLE; SELECT pg_advisory_unlock_all()`)))
 	}
 }
 
@@ -126,14 +116,12 @@ func TestLineIsLeft(t *testing.T) {
 			return nil
 		}, is(pgx.ErrTxCommitRollback), 0},
 		"a COMMIT that fails": {func(ctx context.Context, _ func(), tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, `CREATE TEMP TABLE late (n int UNIQUE DEFERRABLE INITIALLY DEFERRED); INSERT INTO late VALUES (1), (1)`)
-			return err
+			return errOf(tx.Exec(ctx, `CREATE TEMP TABLE late (n int UNIQUE DEFERRABLE INITIALLY DEFERRED); INSERT INTO late VALUES (1), (1)`))
 		}, has("23505"), 0},
 		"committed by the function":   {func(ctx context.Context, _ func(), tx pgx.Tx) error { return tx.Commit(ctx) }, is(nil), 1},
 		"rolled back by the function": {func(ctx context.Context, _ func(), tx pgx.Tx) error { return tx.Rollback(ctx) }, is(pgx.ErrTxClosed), 0},
 		"the session is ended": {func(ctx context.Context, _ func(), tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, "SELECT pg_terminate_backend(pg_backend_pid())")
-			return err
+			return errOf(tx.Exec(ctx, "SELECT pg_terminate_backend(pg_backend_pid())"))
 		}, has("57P01"), 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -211,9 +199,7 @@ func TestLineThatDoesNotMove(t *testing.T) {
 			fastest := time.Hour
 			for i := range 6 {
 				begun := time.Now()
-				if _, err := l.allow(within(t, 10*time.Second), 1, nothing); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errOf(l.allow(within(t, 10*time.Second), 1, nothing)))
 				if took := time.Since(begun); i > 0 {
 					fastest = min(fastest, took)
 				}
@@ -231,12 +217,8 @@ func TestLineThatDoesNotMove(t *testing.T) {
 		l := newLined(t)
 		defer l.hold(t)()
 		row, err := l.observer.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := row.Exec(t.Context(), "SELECT FROM "+l.Schema+".rate_limits FOR UPDATE"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, errOf(row.Exec(t.Context(), "SELECT FROM "+l.Schema+".rate_limits FOR UPDATE")))
 		var group sync.WaitGroup
 		for range 8 {
 			group.Go(func() {
@@ -246,9 +228,7 @@ func TestLineThatDoesNotMove(t *testing.T) {
 			})
 		}
 		eventually(t, "they wait in the line", func() bool { return l.inLine(t, false) == 1 })
-		if err := row.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, row.Rollback(t.Context()))
 		group.Wait()
 		wantLeft(t, l.store, slow("l", 100).ForN("k", 0), 91)
 	})
@@ -267,9 +247,7 @@ func TestLinesOfShardsThatDoNotMove(t *testing.T) {
 	for _, l.lock = range l.store.Meet(l.request) {
 		defer l.hold(t)()
 	}
-	if _, err := l.allow(within(t, 10*time.Second), 4, nothing); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(l.allow(within(t, 10*time.Second), 4, nothing)))
 	wantLeft(t, l.store, limit.ForN("k", 0), 0)
 }
 
@@ -280,9 +258,7 @@ func TestLineThatCannotBeTakenOver(t *testing.T) {
 	l := newLined(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
 	_, err := l.Pool.Exec(t.Context(), `CREATE FUNCTION `+l.Schema+`.pg_advisory_unlock(bigint) RETURNS bool LANGUAGE plpgsql
 		AS $$ BEGIN RAISE 'not now'; END $$; SET search_path = `+l.Schema+`, pg_catalog`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ran := false
 	_, err = l.allow(t.Context(), 1, func(pgx.Tx) error {
 		ran = true
@@ -302,14 +278,10 @@ func TestNoLineBehindAPooler(t *testing.T) {
 	if errors.Is(err, exec.ErrNotFound) {
 		t.Skip("there is no pgbouncer here: apt-get install pgbouncer")
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = bouncer.Close() })
 	through, err := pgx.ParseConfig(bouncer.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l := newLined(t, func(c *pgxpool.Config) {
 		c.ConnConfig.Host, c.ConnConfig.Port = through.Host, through.Port
 		c.ConnConfig.Fallbacks, c.ConnConfig.TLSConfig = nil, nil
@@ -322,9 +294,7 @@ func TestNoLineBehindAPooler(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 }
 
@@ -369,9 +339,7 @@ func TestPrefetchingTurnIsOneRoundTrip(t *testing.T) {
 	mustAllow(t, store, request)
 	store.Meet(request)
 	tx, err := newPool(t, db.URL).Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer tx.Rollback(t.Context())
 	mustExec(t, tx, "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE")
 	done := make(chan error, 1)
@@ -384,12 +352,8 @@ func TestPrefetchingTurnIsOneRoundTrip(t *testing.T) {
 		defer seen.mu.Unlock()
 		return seen.batches > 0
 	})
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.Rollback(t.Context()))
+	must(t, <-done)
 	if seen.commit != seen.batches {
 		t.Errorf("%d of %d turns commit in their round trip", seen.commit, seen.batches)
 	}

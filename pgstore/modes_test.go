@@ -87,9 +87,7 @@ func shardedVerbs(t *testing.T, db *pgtest.DB, portable bool) {
 			}
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		wantLeft(t, store, l.ForN("k", 0), left)
 	}
 	for i := range 5 {
@@ -120,9 +118,7 @@ func shardedVerbs(t *testing.T, db *pgtest.DB, portable bool) {
 	}
 	wantTaken(8, true, 0)
 	for _, r := range []ratelimit.Request{l.For("k"), plain.For("k")} {
-		if err := store.Reset(ctx, r.Limit, r.Key); err != nil {
-			t.Error(err)
-		}
+		should(t, store.Reset(ctx, r.Limit, r.Key))
 	}
 	wantLeft(t, store, l.ForN("k", 0), 8)
 }
@@ -131,8 +127,7 @@ func shardedVerbs(t *testing.T, db *pgtest.DB, portable bool) {
 // cache. It says so, and nothing is granted.
 func TestDisabledStatementCache(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.StatementCacheCapacity = 0 }))
-	store := newStore(t, db)
+	_, store := setUp(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.StatementCacheCapacity = 0 }))
 	result, err := store.Allow(t.Context(), slow("l", 1).For(""))
 	if err == nil || result.OK {
 		t.Errorf("got OK %v, error %v", result.OK, err)

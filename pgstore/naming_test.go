@@ -19,8 +19,7 @@ import (
 // the first, in every verb, and change nothing.
 func TestOneKindForAName(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	bucket, window := slow("l", 10), slowWindow("l", 10)
 	mustAllow(t, store, bucket.For("k"))
 	tx := begin(t, db, pgx.ReadCommitted)
@@ -33,8 +32,7 @@ func TestOneKindForAName(t *testing.T) {
 		"FirstTx":   func() error { _, err := store.AllowFirstTx(t.Context(), tx, window.For("k")); return err },
 		"Pause":     func() error { _, err := store.Pause(t.Context(), window, "k", time.Hour); return err },
 		"AllowFunc": func() error {
-			_, err := store.AllowFunc(t.Context(), []ratelimit.Request{window.For("k")}, func(pgx.Tx, ratelimit.Result) error { return nil })
-			return err
+			return errOf(store.AllowFunc(t.Context(), []ratelimit.Request{window.For("k")}, func(pgx.Tx, ratelimit.Result) error { return nil }))
 		},
 	} {
 		var field *ratelimit.FieldError
@@ -50,14 +48,11 @@ func TestOneKindForAName(t *testing.T) {
 // lock_timeout ended that, names limit and key.
 func TestWaitInATransactionIsNamed(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	limit := slow("the limit", 10)
 	mustAllow(t, store, limit.For("the key"))
 	holder := begin(t, db, pgx.ReadCommitted)
-	if _, err := store.AllowTx(t.Context(), holder, limit.For("the key")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(store.AllowTx(t.Context(), holder, limit.For("the key"))))
 	defer end(t, holder.Rollback)
 	for name, take := range map[string]func(context.Context, pgx.Tx) error{
 		"one": func(ctx context.Context, tx pgx.Tx) error { return store.TakeTx(ctx, tx, limit.For("the key")) },
@@ -65,8 +60,7 @@ func TestWaitInATransactionIsNamed(t *testing.T) {
 			return store.TakeTx(ctx, tx, limit.For("the key"), slow("z", 1).For(""))
 		},
 		"at most": func(ctx context.Context, tx pgx.Tx) error {
-			_, err := store.AllowAtMostTx(ctx, tx, limit.For("the key"))
-			return err
+			return errOf(store.AllowAtMostTx(ctx, tx, limit.For("the key")))
 		},
 	} {
 		for cause, limited := range map[error]func(context.Context, pgx.Tx) (context.Context, context.CancelFunc){
@@ -74,9 +68,7 @@ func TestWaitInATransactionIsNamed(t *testing.T) {
 				return context.WithTimeout(ctx, 50*time.Millisecond)
 			},
 			pgstore.ErrLocked: func(ctx context.Context, tx pgx.Tx) (context.Context, context.CancelFunc) {
-				if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = 10"); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errOf(tx.Exec(ctx, "SET LOCAL lock_timeout = 10")))
 				return context.WithCancel(ctx)
 			},
 		} {
@@ -95,15 +87,12 @@ func TestWaitInATransactionIsNamed(t *testing.T) {
 // So does a transaction of the store's that its session's lock_timeout ended.
 func TestLockTimeoutOfTheRunnerIsNamed(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "10" }))
-	store := newStore(t, db)
+	db, store := setUp(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "10" }))
 	limit := slow("the limit", 10)
 	mustAllow(t, store, limit.For("the key"))
 	holder := begin(t, db, pgx.ReadCommitted)
 	defer end(t, holder.Rollback)
-	if _, err := store.AllowTx(t.Context(), holder, limit.For("the key")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(store.AllowTx(t.Context(), holder, limit.For("the key"))))
 	_, err := store.AllowFunc(t.Context(), []ratelimit.Request{limit.For("the key")}, func(pgx.Tx, ratelimit.Result) error { return nil })
 	if !errors.Is(err, pgstore.ErrLocked) || !strings.Contains(err.Error(), `limit "the limit"`) {
 		t.Errorf("got %v, want ErrLocked that names the limit", err)
@@ -114,18 +103,13 @@ func TestLockTimeoutOfTheRunnerIsNamed(t *testing.T) {
 // own, are an error that says what to set.
 func TestPreparedElsewhereIsExplained(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.MaxConns = 1 }))
-	store := newStore(t, db)
+	db, store := setUp(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.MaxConns = 1 }))
 	limit := slow("l", 10)
 	take := func() error {
 		return pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error { return store.TakeTx(t.Context(), tx, limit.For("k")) })
 	}
-	if err := take(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := db.Pool.Exec(t.Context(), "DEALLOCATE ALL"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, take())
+	must(t, errOf(db.Pool.Exec(t.Context(), "DEALLOCATE ALL")))
 	if err := take(); err == nil || !strings.Contains(err.Error(), "default_query_exec_mode=exec") {
 		t.Errorf("got %v, want a hint", err)
 	}

@@ -111,9 +111,7 @@ func drain(t *testing.T, memory *memstore.Store, r ratelimit.Request) (n int64) 
 	t.Helper()
 	for ; ; n++ {
 		result, err := memory.Allow(t.Context(), r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if !result.OK {
 			return n
 		}
@@ -156,8 +154,7 @@ func TestOldTransactionCreatesNoTokens(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%s after %g", test.level, test.before), func(t *testing.T) {
 			t.Parallel()
-			db := pgtest.New(t)
-			store := newStore(t, db)
+			db, store := setUp(t)
 			ctx, key := t.Context(), t.Name()
 			if test.before > 0 {
 				mustAllow(t, store, limit.ForN(key, test.before))
@@ -186,14 +183,11 @@ func TestOldTransactionCreatesNoTokens(t *testing.T) {
 // waited was counted by those it waited for, so it must not count again.
 func TestWaitingCreatesNoTokens(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	limit := ratelimit.TokenBucket{Name: "quick", Rate: 100, Period: time.Second}
 	ctx := t.Context()
 	first, second := begin(t, db, pgx.ReadCommitted), begin(t, db, pgx.ReadCommitted)
-	if _, err := store.AllowTx(ctx, first, limit.ForN("k", 50)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(store.AllowTx(ctx, first, limit.ForN("k", 50))))
 	later := allowLater(store, second, limit.For("k"))
 	waitsForLock(t, db, second)
 	mustExec(t, first, "SELECT pg_sleep(0.1)")
@@ -201,17 +195,13 @@ func TestWaitingCreatesNoTokens(t *testing.T) {
 	if err != nil || !last.OK {
 		t.Fatalf("got OK %v, error %v", last.OK, err)
 	}
-	if err := first.Commit(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, first.Commit(ctx))
 	got := <-later
 	if got.err != nil || !got.OK {
 		t.Fatalf("got OK %v, error %v", got.OK, got.err)
 	}
 	before := stateOf(t, db, limit.Name) // as the first left it
-	if err := second.Commit(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second.Commit(ctx))
 	want := bucket.State{Value: before.Value - 1, TS: before.TS}
 	if after := stateOf(t, db, limit.Name); after != want || got.Value != want.Value {
 		t.Errorf("got %v and in the result %v, want %v", after, got.Value, want)
@@ -301,22 +291,16 @@ func (a *tooLate) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.Tra
 // lock the rows in the end, so nobody comes before.)
 func TestAlwaysTooLate(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
+	ctx := within(t, 30*time.Second)
 	limit := slow("contested", 1)
 	tracer := &tooLate{}
-	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = tracer }))
-	store := newStore(t, db)
+	db, store := setUp(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = tracer }))
 	others := newStore(t, &pgtest.DB{Schema: db.Schema, Pool: newPool(t, db.URL)})
 	tracer.drain = func() {
-		if _, err := others.Allow(ctx, limit.For("k")); err != nil {
-			t.Error(err)
-		}
+		should(t, errOf(others.Allow(ctx, limit.For("k"))))
 	}
 	tracer.fill = func() {
-		if err := others.Reset(ctx, limit, "k"); err != nil {
-			t.Error(err)
-		}
+		should(t, others.Reset(ctx, limit, "k"))
 	}
 	result, err := store.AllowFunc(ctx, []ratelimit.Request{limit.For("k")}, func(pgx.Tx, ratelimit.Result) error { return nil })
 	if !errors.Is(err, ratelimit.ErrRefused) || result.OK || result.RetryAfter <= 0 {

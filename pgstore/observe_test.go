@@ -62,9 +62,7 @@ func TestObserve(t *testing.T) {
 	var receipt *ratelimit.Receipt
 	inTx := func(do func(tx pgx.Tx)) {
 		tx, err := db.Pool.Begin(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer tx.Rollback(ctx)
 		do(tx)
 	}
@@ -166,9 +164,7 @@ func TestObserveInModes(t *testing.T) {
 		ctx := t.Context()
 		many := ratelimit.FixedWindow{Name: "many", Rate: 100, Period: time.Hour}
 		spent := ratelimit.FixedWindow{Name: "spent", Rate: 1, Period: time.Hour}
-		if err := store.Take(ctx, spent.For("k")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, store.Take(ctx, spent.For("k")))
 		tried, twice, off := spent.For("k").In(ratelimit.ModeShadow), many.ForN("k", 101).In(ratelimit.ModeShadow), many.For("off").In(ratelimit.ModeRefuse)
 		both := []ratelimit.Request{tried, many.For("k")}
 		nothing := func(pgx.Tx, ratelimit.Result) error { return nil }
@@ -245,9 +241,7 @@ func TestObserveInModes(t *testing.T) {
 				continue
 			}
 			tx, err := begin(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			test.tx(tx)
 			tx.Rollback(ctx)
 			want("in a transaction")
@@ -280,9 +274,7 @@ func TestObservePermitsInModes(t *testing.T) {
 			t.Fatalf("got %v, %v", permit, err)
 		}
 		tx, err := begin(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer tx.Rollback(ctx)
 		refuse := full.In(ratelimit.ModeRefuse)
 		const refused = "acquire refused full"
@@ -379,9 +371,7 @@ func TestObserveBatches(t *testing.T) {
 	for range 64 {
 		wg.Go(func() {
 			for range 10 {
-				if err := store.Take(t.Context(), limit.For("k")); err != nil {
-					t.Error(err)
-				}
+				should(t, store.Take(t.Context(), limit.For("k")))
 			}
 		})
 	}
@@ -401,9 +391,7 @@ func TestStatsHeld(t *testing.T) {
 	store := newStore(t, db, func(c *pgstore.Config) { c.Escrow = pgstore.MaxEscrow })
 	limit := ratelimit.TokenBucket{Name: "held", Rate: 10, Period: time.Second, Capacity: 1e6}
 	for range 1000 {
-		if err := store.Take(t.Context(), limit.For("k")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, store.Take(t.Context(), limit.For("k")))
 	}
 	held := store.Stats().Held
 	if len(held) != 1 || held[0].Limit != "held" || held[0].Keys != 1 || held[0].Tokens <= 0 {

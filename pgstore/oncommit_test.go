@@ -27,16 +27,13 @@ var firsts = []struct {
 	do    func(context.Context, pgx.Tx, string) error
 }{
 	{"Exec", 2, func(ctx context.Context, tx pgx.Tx, table string) error {
-		_, err := tx.Exec(ctx, "INSERT INTO "+table+" VALUES ($1::int4);", 1)
-		return err
+		return errOf(tx.Exec(ctx, "INSERT INTO "+table+" VALUES ($1::int4);", 1))
 	}},
 	{"Exec without arguments", 2, func(ctx context.Context, tx pgx.Tx, table string) error {
-		_, err := tx.Exec(ctx, "INSERT INTO "+table+" VALUES (1)")
-		return err
+		return errOf(tx.Exec(ctx, "INSERT INTO "+table+" VALUES (1)"))
 	}},
 	{"named arguments", 2, func(ctx context.Context, tx pgx.Tx, table string) error {
-		_, err := tx.Exec(ctx, "INSERT INTO "+table+" VALUES (@n::int4)", pgx.NamedArgs{"n": 1})
-		return err
+		return errOf(tx.Exec(ctx, "INSERT INTO "+table+" VALUES (@n::int4)", pgx.NamedArgs{"n": 1}))
 	}},
 	{"Query", 2, func(ctx context.Context, tx pgx.Tx, table string) error {
 		rows, err := tx.Query(ctx, "INSERT INTO "+table+" VALUES ($1::int4) RETURNING n", 1)
@@ -68,22 +65,16 @@ var firsts = []struct {
 		return nil
 	}},
 	{"an option", 3, func(ctx context.Context, tx pgx.Tx, table string) error {
-		_, err := tx.Exec(ctx, "INSERT INTO "+table+" VALUES ($1::int4)", pgx.QueryExecModeExec, 1)
-		return err
+		return errOf(tx.Exec(ctx, "INSERT INTO "+table+" VALUES ($1::int4)", pgx.QueryExecModeExec, 1))
 	}},
 	{"several statements in one text", 3, func(ctx context.Context, tx pgx.Tx, table string) error {
-		_, err := tx.Exec(ctx, "INSERT INTO "+table+" VALUES (1); SELECT 1")
-		return err
+		return errOf(tx.Exec(ctx, "INSERT INTO "+table+" VALUES (1); SELECT 1"))
 	}},
 	{"Begin", 5, func(ctx context.Context, tx pgx.Tx, table string) error {
-		return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, "INSERT INTO "+table+" VALUES (1)")
-			return err
-		})
+		return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return errOf(tx.Exec(ctx, "INSERT INTO "+table+" VALUES (1)")) })
 	}},
 	{"CopyFrom", 0, func(ctx context.Context, tx pgx.Tx, table string) error {
-		_, err := tx.CopyFrom(ctx, pgx.Identifier(strings.Split(table, ".")), []string{"n"}, pgx.CopyFromRows([][]any{{1}}))
-		return err
+		return errOf(tx.CopyFrom(ctx, pgx.Identifier(strings.Split(table, ".")), []string{"n"}, pgx.CopyFromRows([][]any{{1}})))
 	}},
 	{"Prepare", 0, func(ctx context.Context, tx pgx.Tx, table string) error {
 		if _, err := tx.Prepare(ctx, "", "SELECT 1"); err != nil {
@@ -101,8 +92,7 @@ var firsts = []struct {
 		return err
 	}},
 	{"Conn", 3, func(ctx context.Context, tx pgx.Tx, table string) error {
-		_, err := tx.Conn().Exec(ctx, "INSERT INTO "+table+" VALUES (1)")
-		return err
+		return errOf(tx.Conn().Exec(ctx, "INSERT INTO "+table+" VALUES (1)"))
 	}},
 	{"an empty statement", 4, func(ctx context.Context, tx pgx.Tx, table string) error {
 		_, err := tx.Exec(ctx, "")
@@ -125,9 +115,7 @@ func TestOnCommitRoundTrips(t *testing.T) {
 				c.reset()
 				_, err := store.AllowOnCommit(t.Context(), []ratelimit.Request{slow("F", 100).For("k"), slowWindow("G", 100).For("k")}, pgx.ReadCommitted,
 					func(tx pgx.Tx) error { return first.do(t.Context(), tx, c.Schema+".work") })
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				if got := c.wire.count(); what == "later" && first.trips > 0 && got != first.trips {
 					t.Errorf("%d round trips, want %d", got, first.trips)
 				}
@@ -199,12 +187,10 @@ func TestOnCommitFailsToBegin(t *testing.T) {
 		for later, use := range map[string]func(pgx.Tx) error{
 			"nothing": nothing,
 			"Exec": func(tx pgx.Tx) error {
-				_, err := tx.Exec(t.Context(), `INSERT INTO `+s.Schema+`.orders (what) VALUES ('order')`)
-				return err
+				return errOf(tx.Exec(t.Context(), `INSERT INTO `+s.Schema+`.orders (what) VALUES ('order')`))
 			},
 			"Conn": func(tx pgx.Tx) error {
-				_, err := tx.Conn().Exec(t.Context(), `INSERT INTO `+s.Schema+`.orders (what) VALUES ('order')`)
-				return err
+				return errOf(tx.Conn().Exec(t.Context(), `INSERT INTO `+s.Schema+`.orders (what) VALUES ('order')`))
 			},
 		} {
 			result, err := s.store.AllowOnCommit(t.Context(), s.requests(), "", func(tx pgx.Tx) error {
@@ -272,8 +258,7 @@ func TestOnCommitEndsItself(t *testing.T) {
 	t.Run("rows that stay open", func(t *testing.T) {
 		s := newShop(t, 10)
 		result, err := s.store.AllowOnCommit(t.Context(), s.requests(), "", func(tx pgx.Tx) error {
-			_, err := tx.Query(t.Context(), `INSERT INTO `+s.Schema+`.orders (what) VALUES ('order') RETURNING what`)
-			return err
+			return errOf(tx.Query(t.Context(), `INSERT INTO `+s.Schema+`.orders (what) VALUES ('order') RETURNING what`))
 		})
 		if err == nil || result.OK {
 			t.Errorf("got %+v and %v", result, err)
@@ -435,9 +420,7 @@ func TestOnCommitBefore(t *testing.T) {
 		t.Errorf("without a function: %v", err)
 	}
 	alone, err := pgstore.New(nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := alone.AllowOnCommit(t.Context(), s.requests(), "", none); !errors.Is(err, pgstore.ErrNoPool) {
 		t.Errorf("without a pool: %v", err)
 	}
@@ -523,9 +506,7 @@ func TestOnCommitReceipt(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, 10)
 	result, err := onCommit(s.store, "")(t.Context(), s.requests(), s.order(t.Context(), nothing))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if cancelled, err := s.store.Cancel(t.Context(), result.Receipt); !cancelled || err != nil {
 		t.Errorf("got %v and %v", cancelled, err)
 	}

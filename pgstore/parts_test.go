@@ -20,18 +20,12 @@ func inTwoParts(t *testing.T, db *pgtest.DB, sent *traced.Statements) *pgtest.DB
 	t.Helper()
 	_, err := db.Pool.Exec(t.Context(), "CREATE FUNCTION "+db.Schema+".get_shard_id_for_distribution_column(regclass, text) RETURNS bigint LANGUAGE sql "+
 		"AS $$ SELECT (ascii($2) % 2)::bigint FROM (SELECT pg_advisory_xact_lock_shared(hashtext('"+db.Schema+"'))) AS waited $$")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	config, err := pgxpool.ParseConfig(db.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	config.MaxConns, config.ConnConfig.Tracer, config.ConnConfig.RuntimeParams["search_path"] = 4, sent, db.Schema
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(pool.Close)
 	return &pgtest.DB{URL: db.URL, Schema: db.Schema, Pool: pool}
 }
@@ -55,9 +49,7 @@ func TestPartsShareStatements(t *testing.T) {
 			var granted atomic.Int64
 			allow := func(r ratelimit.Request) {
 				result, err := store.Allow(t.Context(), r)
-				if err != nil {
-					t.Error(err)
-				}
+				should(t, err)
 				if result.OK {
 					granted.Add(1)
 				}
@@ -98,7 +90,5 @@ func TestPartsShareStatements(t *testing.T) {
 
 func rollBack(t *testing.T, tx pgx.Tx) {
 	t.Helper()
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.Rollback(t.Context()))
 }

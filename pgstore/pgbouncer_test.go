@@ -22,14 +22,10 @@ func TestPgBouncer(t *testing.T) {
 	if errors.Is(err, exec.ErrNotFound) {
 		t.Skip("there is no pgbouncer here: apt-get install pgbouncer")
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = bouncer.Close() })
 	through, err := pgx.ParseConfig(bouncer.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()

@@ -96,9 +96,7 @@ func waitsForLong(t *testing.T, db *pgtest.DB, tx pgx.Tx) (n int64) {
 	err := db.Pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity
 		WHERE wait_event_type = 'Lock' AND clock_timestamp() - query_start > interval '300 ms' AND $1 = ANY(pg_blocking_pids(pid))`,
 		tx.Conn().PgConn().PID()).Scan(&n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return n
 }
 

@@ -42,17 +42,13 @@ func newHeldRow(t *testing.T, options ...pgtest.Option) *heldRow {
 func (h *heldRow) waiting(t *testing.T) (n int) {
 	t.Helper()
 	sql := `SELECT count(*) FROM pg_stat_activity WHERE $1::int4 = ANY (pg_blocking_pids(pid))`
-	if err := h.aside.QueryRow(t.Context(), sql, int32(h.tx.Conn().PgConn().PID())).Scan(&n); err != nil {
-		t.Fatal(err)
-	}
+	must(t, h.aside.QueryRow(t.Context(), sql, int32(h.tx.Conn().PgConn().PID())).Scan(&n))
 	return n
 }
 
 func (h *heldRow) release(t *testing.T) {
 	t.Helper()
-	if err := h.tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, h.tx.Rollback(t.Context()))
 }
 
 // However many wait for a locked row, they wait by one statement, and others get what they
@@ -271,19 +267,11 @@ func TestPortableRowOfAnotherKindMadeMeanwhile(t *testing.T) {
 		default:
 		}
 		sql := `SELECT $1::int4 = ANY (pg_blocking_pids($2::int4))`
-		if err := aside.QueryRow(t.Context(), sql, int32(maker.Conn().PgConn().PID()), int32(tx.Conn().PgConn().PID())).Scan(&blocked); err != nil {
-			t.Fatal(err)
-		}
+		must(t, aside.QueryRow(t.Context(), sql, int32(maker.Conn().PgConn().PID()), int32(tx.Conn().PgConn().PID())).Scan(&blocked))
 		return blocked
 	})
-	if err := maker.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, maker.Commit(t.Context()))
+	must(t, <-done)
+	must(t, tx.Commit(t.Context()))
 	wantLeft(t, store, sliding.ForN("k", 0), 7)
 }

@@ -6,13 +6,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
@@ -21,9 +19,7 @@ import (
 func needRoles(t *testing.T, db *pgtest.DB) {
 	t.Helper()
 	var may bool
-	if err := db.Pool.QueryRow(t.Context(), "SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user").Scan(&may); err != nil {
-		t.Fatal(err)
-	}
+	must(t, db.Pool.QueryRow(t.Context(), "SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user").Scan(&may))
 	if !may {
 		t.Skip("the user of DATABASE_URL may not make roles")
 	}
@@ -39,15 +35,10 @@ func restricted(t *testing.T, db *pgtest.DB, rights string) *pgtest.DB {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if _, err := db.Pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role); err != nil {
-			t.Error(err)
-		}
+		should(t, errOf(db.Pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role)))
 	})
 	return another(t, db, func(c *pgxpool.Config) {
-		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-			_, err := conn.Exec(ctx, "SET ROLE "+role)
-			return err
-		}
+		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error { return errOf(conn.Exec(ctx, "SET ROLE "+role)) }
 	})
 }
 
@@ -55,82 +46,52 @@ func restricted(t *testing.T, db *pgtest.DB, rights string) *pgtest.DB {
 // DELETE besides: without it they fail, and change nothing.
 func TestPrivileges(t *testing.T) {
 	t.Parallel()
-	limit, other := slow("l", 100), slow("other", 1)
-	verbs := []struct {
+	type verb struct {
 		name    string
 		deletes bool
 		do      func(ctx context.Context, store *pgstore.Store, tx pgx.Tx) error
-	}{
-		{"Ready", false, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error { return store.Ready(ctx) }},
-		{"Take", false, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
-			return store.Take(ctx, limit.For("a"), other.For("a"))
-		}},
-		{"TakeTx", false, func(ctx context.Context, store *pgstore.Store, tx pgx.Tx) error {
-			return store.TakeTx(ctx, tx, limit.For("b"), other.For("b"))
-		}},
-		{"ReserveTx", false, func(ctx context.Context, store *pgstore.Store, tx pgx.Tx) error {
-			_, err := store.ReserveTx(ctx, tx, limit.For("b"))
-			return err
-		}},
-		{"AllowAtMostTx", false, func(ctx context.Context, store *pgstore.Store, tx pgx.Tx) error {
-			_, err := store.AllowAtMostTx(ctx, tx, limit.ForN("b", 3))
-			return err
-		}},
-		{"AllowFunc", false, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
-			_, err := store.AllowFunc(ctx, []ratelimit.Request{limit.For("c")}, nothingToDo)
-			return err
-		}},
-		{"Settle and Cancel", false, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
-			first, err := store.Allow(ctx, limit.ForN("a", 3))
-			second, err2 := store.Reserve(ctx, limit.ForN("a", 3))
-			if err := errors.Join(err, err2); err != nil {
-				return err
-			}
-			_, err = store.Settle(ctx, first.Receipt, 5)
-			_, err2 = store.Cancel(ctx, second.Receipt)
-			return errors.Join(err, err2)
-		}},
-		{"Credit, Pause and Resume", false, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
-			_, err := store.Credit(ctx, limit.For("a"))
-			_, err2 := store.Pause(ctx, limit, "a", time.Minute)
-			return errors.Join(err, err2, store.Resume(ctx, limit, "a"))
-		}},
+	}
+	limit := slow("l", 100)
+	verbs := []verb{
 		{"Change", false, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
-			_, err := store.Change(ctx, limit, shardedSlow("l", 100, 2), "a")
-			return err
+			return errors.Join(store.Take(ctx, limit.For("a")), errOf(store.Change(ctx, limit, shardedSlow("l", 100, 2), "a")))
 		}},
-		{"Check, CheckEach, Names and Rows", false, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
-			_, err := store.Check(ctx, limit.For("a"))
-			_, err2 := store.CheckEach(ctx, limit.For("a"))
-			_, err3 := store.Names(ctx)
-			for _, err := range store.Rows(ctx, limit, ratelimit.Page{}) {
-				err3 = errors.Join(err3, err)
+		{"Permits, held and lost", false, func(ctx context.Context, store *pgstore.Store, tx pgx.Tx) error {
+			limit := ratelimit.InFlight{Name: "permits", Limit: 2}
+			permit, err := store.Permits().Acquire(ctx, limit.For("a"))
+			lost := permit
+			lost.Key = "none"
+			_, err2 := store.Permits().Renew(ctx, lost)
+			if err3 := store.Permits().Release(ctx, lost); !errors.Is(err2, ratelimit.ErrLeaseLost) || !errors.Is(err3, ratelimit.ErrLeaseLost) {
+				return errors.Join(err2, err3)
 			}
-			return errors.Join(err, err2, err3)
-		}},
-		{"Reset", true, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error { return store.Reset(ctx, limit, "a") }},
-		{"Forget", true, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
-			_, err := store.Forget(ctx, "l")
-			return err
-		}},
-		{"Prune", true, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
-			_, err := store.Prune(ctx, limit)
-			return err
+			_, err3 := store.Permits().AcquireTx(ctx, tx, limit.For("b"))
+			return errors.Join(err, err3, store.Permits().Release(ctx, permit), store.Permits().Reset(ctx, limit, "a"))
 		}},
 		{"Change of a key without a row", true, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
-			_, err := store.Change(ctx, limit, shardedSlow("l", 100, 2), "none")
-			return err
+			return errOf(store.Change(ctx, limit, shardedSlow("l", 100, 2), "none"))
 		}},
 		{"AllowTx that is refused, with rows that were not there", true, func(ctx context.Context, store *pgstore.Store, tx pgx.Tx) error {
-			_, err := store.AllowTx(ctx, tx, limit.For("new"), slow("empty", 1).ForN("drained", 1))
-			return err
+			return errOf(store.AllowTx(ctx, tx, limit.For("new"), slow("empty", 1).ForN("drained", 1)))
 		}},
+	}
+	deletes := func(name string) bool { return slices.Contains([]string{"Reset", "ResetTx", "Forget", "Prune"}, name) }
+	for _, v := range verbsInTx {
+		verbs = append(verbs, verb{v.name, deletes(v.name), func(ctx context.Context, store *pgstore.Store, tx pgx.Tx) error {
+			return errOf(v.do(ctx, store, tx, limit.For(v.name)))
+		}})
+	}
+	for _, v := range append(ownVerbs, tableVerbs...) {
+		verbs = append(verbs, verb{v.name, deletes(v.name), func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
+			return errOf(v.do(ctx, store, limit.For(v.name)))
+		}})
 	}
 	for _, rights := range []string{"SELECT, INSERT, UPDATE", "SELECT, INSERT, UPDATE, DELETE"} {
 		t.Run(rights, func(t *testing.T) {
 			db := pgtest.New(t)
-			if _, err := db.Pool.Exec(t.Context(), "INSERT INTO "+db.Schema+".rate_limits (name, key, shard, value, ts) VALUES ('l', 'old', 0, 100, now() - interval '1 hour'), ('empty', 'drained', 0, 0, now())"); err != nil {
-				t.Fatal(err)
+			must(t, errOf(db.Pool.Exec(t.Context(), "INSERT INTO "+db.Schema+".rate_limits (name, key, shard, value, ts) VALUES ('l', 'old', 0, 100, now() - interval '1 hour'), ('empty', 'drained', 0, 0, now())")))
+			for _, name := range []string{"Cancel", "CancelTx", "Settle", "SettleTx"} { // which delete a row that they make
+				mustAllow(t, newStore(t, db), limit.ForN(name, 9))
 			}
 			may := strings.Contains(rights, "DELETE")
 			role := restricted(t, db, rights)

@@ -25,9 +25,7 @@ func TestProbe(t *testing.T) {
 	r := newRelay(t)
 	s := r.newScene(t, 1)
 	held, err := s.Pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := s.store.Probe(t.Context()); err != nil || !s.store.PoolInUse() {
 		t.Errorf("with the pool in use: Probe() = %v, PoolInUse() = %v, want an answer and true", err, s.store.PoolInUse())
 	}
@@ -35,8 +33,7 @@ func TestProbe(t *testing.T) {
 
 	silence := func(int) relay.Fate { return relay.Silence }
 	r.interfere(nil, silence)
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
+	ctx := within(t, 200*time.Millisecond)
 	if err := s.store.Probe(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("through a silent network: Probe() = %v, want its deadline", err)
 	}
@@ -47,15 +44,12 @@ func TestProbe(t *testing.T) {
 	r.interfere(nil, nil)
 	opened := s.Pool.Stat().NewConnsCount()
 	held = acquireConn(t, s.Pool)
-	ctx, cancel = context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
+	ctx = within(t, 200*time.Millisecond)
 	if err := s.store.Probe(ctx); !errors.Is(err, context.DeadlineExceeded) || s.store.PoolInUse() {
 		t.Errorf("after a silence, with the pool held: Probe() = %v, PoolInUse() = %v, want its deadline and false", err, s.store.PoolInUse())
 	}
 	held.Release()
-	if err := s.store.Probe(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.store.Probe(t.Context()))
 	mustAllow(t, s.store, slow("l", 10).For("k"))
 	if opened == s.Pool.Stat().NewConnsCount() {
 		t.Error("a call after the silence had a connection from before it")
@@ -70,30 +64,21 @@ func TestProbe(t *testing.T) {
 func TestProbeOfCommits(t *testing.T) {
 	t.Setenv("DATABASE_URL", "") // a server whose settings may change
 	server, err := throwaway.StartWith(t.Context(), throwaway.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
+		should(t, server.Close())
 	})
 	admin, pool := connect(t, server.URL), newPool(t, server.URL)
 	store, err := pgstore.New(pool, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	exec := func(statements ...string) {
 		t.Helper()
 		for _, sql := range statements {
-			if _, err := admin.Exec(t.Context(), sql); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(admin.Exec(t.Context(), sql)))
 		}
 	}
 	probe := func(lasts time.Duration) error {
-		ctx, cancel := context.WithTimeout(t.Context(), lasts)
-		defer cancel()
+		ctx := within(t, lasts)
 		return store.Probe(ctx)
 	}
 	exec("ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
@@ -127,21 +112,15 @@ func TestProbeOfAFullRole(t *testing.T) {
 	db := pgtest.New(t)
 	needRoles(t, db)
 	role := strings.Replace(db.Schema, "ratelimit_test_", "ratelimit_full_", 1)
-	if _, err := db.Pool.Exec(t.Context(), "CREATE ROLE "+role+" LOGIN PASSWORD 'full' CONNECTION LIMIT 2"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(db.Pool.Exec(t.Context(), "CREATE ROLE "+role+" LOGIN PASSWORD 'full' CONNECTION LIMIT 2")))
 	t.Cleanup(func() { _, _ = db.Pool.Exec(context.Background(), "DROP ROLE "+role) })
 	config := db.Pool.Config()
 	config.MaxConns, config.ConnConfig.User, config.ConnConfig.Password = 2, role, "full"
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer pool.Close()
 	store, err := pgstore.New(pool, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	held := []*pgxpool.Conn{acquireConn(t, pool), acquireConn(t, pool)}
 	if err := store.Probe(t.Context()); err != nil {
 		t.Errorf("with the pool in use: Probe() = %v, want an answer", err)
@@ -175,8 +154,6 @@ func TestProbeOfAFullRole(t *testing.T) {
 func acquireConn(t *testing.T, pool *pgxpool.Pool) *pgxpool.Conn {
 	t.Helper()
 	c, err := pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }

@@ -8,20 +8,19 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// Prune deletes the rows of the given limits that mean the same as no row, and returns how many
-// it deleted: those that are full, have been for a minute, and are not paused, by every
-// definition of their name that it is given or that this Store has seen. A row does not name
-// its plan, so pass all plans of a limit, which are copies with other numbers, and while a
-// changed definition is rolled out the old one as well. An edit, such as a Pause, shows the Store the
-// definition of its key only.
+// Prune deletes the rows of the given limits that mean the same as no row, and returns their number.
+// Such a row has been full for a minute, and is not paused, by every definition of its name that
+// Prune gets or this Store has seen. A row does not name its plan. So pass all plans of a limit
+// (copies with other numbers) and, while a changed definition is rolled out, the old one as well.
+// An edit, such as a Pause, shows the Store the definition of its key only.
 //
-// It does not touch rows of other limits, nor locked rows. It works in batches, each a
-// transaction of its own, and is safe beside any traffic of callers that wait for a row no
-// longer than a minute; run it now and then, from one process or several. Rows deleted before
-// an error stay deleted, and are counted. Config.Timeout bounds each batch.
+// Prune leaves locked rows and rows of other limits alone. It is safe beside callers that wait for a
+// row no longer than a minute. Run it now and then, in one process or several. Each batch is a
+// transaction of its own, bounded by Config.Timeout; rows deleted before an error stay deleted and
+// are counted.
 //
-// A row also remembers that the clock was later once. If the server's clock is set back after a
-// Prune, a limit that was pruned grants its capacity again in the time that then passes twice.
+// A row also remembers the latest time of the clock. If the server's clock is set back after a Prune,
+// a pruned limit grants its capacity again in the time that passes twice.
 func (s *Store) Prune(ctx context.Context, limits ...ratelimit.Limit) (deleted int64, err error) {
 	return s.PruneOverridden(ctx, nil, limits...)
 }

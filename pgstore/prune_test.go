@@ -55,9 +55,7 @@ func insert(t *testing.T, db *pgtest.DB, name string, n int, value float64, ts t
 	_, err := db.Pool.Exec(t.Context(), `INSERT INTO `+db.Schema+`.rate_limits (name, key, shard, value, ts)
 		SELECT $1, $2 || i, 0, $3, $4 FROM generate_series(1, $5) AS i`,
 		name, fmt.Sprintf("%v at %v ", value, ts.Sub(noon)), value, ts, n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 // TestPrune: rows that are full are deleted, in several batches, and no others.
@@ -109,9 +107,7 @@ func TestPruneSkipsLocked(t *testing.T) {
 	if err != nil || got != 4*(2100-210) {
 		t.Errorf("pruned %d, error %v, want %d", got, err, 4*(2100-210))
 	}
-	if err := holder.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, holder.Rollback(t.Context()))
 	wantPruned(t, store, 4*210, pruneLimits()...)
 }
 
@@ -130,15 +126,11 @@ func TestPrunePortableWaits(t *testing.T) {
 	pruned := make(chan int64)
 	go func() {
 		n, err := store.Prune(t.Context(), l)
-		if err != nil {
-			t.Error(err)
-		}
+		should(t, err)
 		pruned <- n
 	}()
 	eventually(t, "Prune waits for the lock", func() bool { return pgtest.Blocks(t, db.Pool, holder) })
-	if err := holder.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, holder.Commit(t.Context()))
 	if n := <-pruned; n != 2 {
 		t.Errorf("pruned %d, want 2", n)
 	}
@@ -164,9 +156,7 @@ func TestPruneLooksAgain(t *testing.T) {
 				}
 				wantPruned(t, store, 2, l)
 				wantLeft(t, store, l.ForN(key, 0), -3)
-				if err := store.Reset(t.Context(), l, key); err != nil {
-					t.Error(err)
-				}
+				should(t, store.Reset(t.Context(), l, key))
 			}
 		})
 	}
@@ -187,9 +177,7 @@ func (b *beforeDelete) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryE
 
 func rowsKey(t *testing.T, db *pgtest.DB) (key string) {
 	t.Helper()
-	if err := db.Pool.QueryRow(t.Context(), "SELECT min(key) FROM "+db.Schema+".rate_limits").Scan(&key); err != nil {
-		t.Fatal(err)
-	}
+	must(t, db.Pool.QueryRow(t.Context(), "SELECT min(key) FROM "+db.Schema+".rate_limits").Scan(&key))
 	return key
 }
 

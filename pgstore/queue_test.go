@@ -114,9 +114,7 @@ func TestQueueIsFair(t *testing.T) {
 		_, err := q.store.AllowFunc(t.Context(), []ratelimit.Request{q.limit.For("other")}, func(tx pgx.Tx, _ ratelimit.Result) error {
 			return tx.QueryRow(t.Context(), `SELECT count(*) FROM `+q.Schema+`.orders`).Scan(&behind)
 		})
-		if err != nil {
-			t.Error(err)
-		}
+		should(t, err)
 	})
 	eventually(t, "another waits for the connection", func() bool { return pool.waiting.Load() == 1 })
 	goOn()

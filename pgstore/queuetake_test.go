@@ -31,9 +31,7 @@ type sender interface {
 // workTable makes a table for work.
 func workTable(t *testing.T, db *pgtest.DB) {
 	t.Helper()
-	if _, err := db.Pool.Exec(t.Context(), "CREATE TABLE "+db.Schema+".work (n int)", pgx.QueryExecModeSimpleProtocol); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(db.Pool.Exec(t.Context(), "CREATE TABLE "+db.Schema+".work (n int)", pgx.QueryExecModeSimpleProtocol)))
 }
 
 // takeBetween sends two inserts with a take between them.
@@ -52,9 +50,7 @@ func takeBetween(ctx context.Context, db *pgtest.DB, store *pgstore.Store, by se
 
 func countWork(t *testing.T, db *pgtest.DB) (n int) {
 	t.Helper()
-	if err := db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM "+db.Schema+".work").Scan(&n); err != nil {
-		t.Fatal(err)
-	}
+	must(t, db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM "+db.Schema+".work").Scan(&n))
 	return n
 }
 
@@ -65,8 +61,7 @@ func TestQueueTake(t *testing.T) {
 	for _, mode := range queryModes {
 		t.Run(mode.name, func(t *testing.T) {
 			t.Parallel()
-			db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode.mode }))
-			store := newStore(t, db)
+			db, store := setUp(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode.mode }))
 			workTable(t, db)
 			requests := []ratelimit.Request{slow("b", 50).For("k"), slowWindow("a", 100).ForN("k", 1.5)}
 			var granted, refused atomic.Int64
@@ -122,9 +117,7 @@ func TestQueueTakeRefusal(t *testing.T) {
 
 	var batch pgx.Batch
 	take, err := store.QueueTake(&batch, limit.For(leak.Key))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	results := db.Pool.SendBatch(t.Context(), &batch)
 	_, told := results.Exec()
 	if err := results.Close(); err == nil {
@@ -196,16 +189,13 @@ func TestQueueTakeDigits(t *testing.T) {
 // those of a refusal: it is no refusal.
 func TestQueueTakeForged(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	limit := slow("api", 10)
 	mustAllow(t, store, limit.ForN("k", 10))
 	send := func(key string, work ...string) (*pgstore.QueuedTake, error) {
 		var batch pgx.Batch
 		take, err := store.QueueTake(&batch, limit.For(key))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, text := range work {
 			batch.Queue("SELECT ($1::text)::float8", text)
 		}
@@ -261,9 +251,7 @@ func TestQueueTakeTold(t *testing.T) {
 		t.Helper()
 		var batch pgx.Batch
 		take, err := store.QueueTake(&batch, requests...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return &batch, take
 	}
 
@@ -361,9 +349,7 @@ func TestQueueTakeReceipt(t *testing.T) {
 	store := newStore(t, db)
 	limit := slow("api", 10)
 	result, err := takeBetween(t.Context(), db, store, db.Pool, limit.ForN("k", 4))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if cancelled, err := store.Cancel(t.Context(), result.Receipt); !cancelled || err != nil {
 		t.Errorf("got %v and %v", cancelled, err)
 	}
@@ -372,9 +358,7 @@ func TestQueueTakeReceipt(t *testing.T) {
 	if result, err = takeBetween(t.Context(), db, store, tx, limit.ForN("k", 4)); err != nil {
 		t.Fatal(err)
 	}
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.Rollback(t.Context()))
 	if cancelled, err := store.Cancel(t.Context(), result.Receipt); cancelled || err != nil {
 		t.Errorf("rolled back: got %v and %v", cancelled, err)
 	}

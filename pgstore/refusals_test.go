@@ -22,9 +22,7 @@ func remembering(t *testing.T, portable bool) (*pgstore.Store, *traced.Statement
 	sent := &traced.Statements{}
 	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Escrow: pgstore.MaxEscrow, Portable: portable})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return store, sent, db
 }
 
@@ -66,18 +64,14 @@ func remembersRefusals(t *testing.T, portable bool) {
 		"credit": func() error { _, err := store.Credit(ctx, limit.For("k")); return err },
 		"reset":  func() error { return store.Reset(ctx, limit, "k") },
 	} {
-		if err := give(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, give())
 		if result, err := store.Allow(ctx, limit.For("k")); err != nil || !result.OK {
 			t.Errorf("after a %s: got %v, %v, want a grant", name, result.OK, err)
 		}
 	}
 	faster := limit
 	faster.Capacity = 1000
-	if _, err := store.Allow(ctx, limit.ForN("k", 10)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(store.Allow(ctx, limit.ForN("k", 10))))
 	before = sent.Sends()
 	if _, err := store.Allow(ctx, faster.For("k")); err != nil || sent.Sends() == before {
 		t.Errorf("another definition: error %v, %d statements, want it asked", err, sent.Sends()-before)
@@ -126,21 +120,15 @@ func TestRefusalWritesNothing(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx := t.Context()
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour}
-	if _, err := store.Allow(ctx, limit.ForN("k", 10)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(store.Allow(ctx, limit.ForN("k", 10))))
 	row := func() (row string) {
 		t.Helper()
 		// xmax changes with a lock, ctid and xmin with a write.
 		sql := `SELECT (xmin, xmax, ctid, value, ts)::text FROM ` + db.Schema + `.rate_limits`
-		if err := db.Pool.QueryRow(ctx, sql).Scan(&row); err != nil {
-			t.Fatal(err)
-		}
+		must(t, db.Pool.QueryRow(ctx, sql).Scan(&row))
 		return row
 	}
 	before := row()
@@ -159,9 +147,7 @@ func TestClose(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 1e6, Period: time.Hour}
 	var closed atomic.Bool
 	var granted, late atomic.Int64

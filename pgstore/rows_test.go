@@ -40,9 +40,7 @@ func everyList(t *testing.T, do func(t *testing.T, s lists, c *clock)) {
 	db := pgtest.New(t)
 	for _, portable := range []bool{false, true} {
 		t.Run(fmt.Sprintf("postgres, portable %v", portable), func(t *testing.T) {
-			if _, err := db.Pool.Exec(t.Context(), "TRUNCATE "+db.Schema+".rate_limits"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(db.Pool.Exec(t.Context(), "TRUNCATE "+db.Schema+".rate_limits")))
 			c := newClock()
 			do(t, pgLists{newStore(t, db, onClock(c), isPortable(portable))}, c)
 		})
@@ -57,9 +55,7 @@ func everyList(t *testing.T, do func(t *testing.T, s lists, c *clock)) {
 func told(t *testing.T, s lists, limit ratelimit.Limit, page ratelimit.Page) (lines []string) {
 	t.Helper()
 	for status, err := range s.Rows(t.Context(), limit, page) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		paused := ""
 		if !status.PausedUntil.IsZero() {
 			paused = fmt.Sprintf(" paused for %v", status.PausedUntil.Sub(noon))
@@ -77,21 +73,13 @@ func TestRows(t *testing.T) {
 	everyList(t, func(t *testing.T, s lists, c *clock) {
 		ctx := t.Context()
 		for key, n := range map[string]float64{"": 1, "org 1/a": 10, "org 1/b": 14, "org 10": 2, "org 1/é": 5, "z": 3} {
-			if _, err := s.Reserve(ctx, bucket.ForN(key, n)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(s.Reserve(ctx, bucket.ForN(key, n))))
 		}
-		if _, err := s.Pause(ctx, bucket, "z", 20*time.Second); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(s.Pause(ctx, bucket, "z", 20*time.Second)))
 		for key, n := range map[string]float64{"a": 7, "b": 1, "c": 12} {
-			if _, err := s.Reserve(ctx, sharded.ForN(key, n)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(s.Reserve(ctx, sharded.ForN(key, n))))
 		}
-		if _, err := s.Allow(ctx, other.For("org 1/a")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(s.Allow(ctx, other.For("org 1/a"))))
 		c.add(time.Second)
 		all := []string{
 			": 10, 1, full after 1s, ok true",
@@ -141,24 +129,14 @@ func TestRowsOfSlidingWindows(t *testing.T) {
 		ctx := t.Context()
 		for key, counts := range map[string][]float64{"a": {4}, "b": {10, 5}, "p": {3}} {
 			for _, n := range counts {
-				if _, err := s.Reserve(ctx, one.ForN(key, n)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errOf(s.Reserve(ctx, one.ForN(key, n))))
 			}
 		}
-		if _, err := s.Pause(ctx, one, "p", 20*time.Second); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := s.Reserve(ctx, sharded.ForN("k", 6)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(s.Pause(ctx, one, "p", 20*time.Second)))
+		must(t, errOf(s.Reserve(ctx, sharded.ForN("k", 6))))
 		settled, err := s.Allow(ctx, one.ForN("s", 4))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := s.Settle(ctx, settled.Receipt, 12); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, errOf(s.Settle(ctx, settled.Receipt, 12)))
 		c.add(10 * time.Second)
 		want := []string{
 			"a: 6, 0.6, full after 1m10s, ok true",
@@ -202,52 +180,6 @@ func TestRowsInvalid(t *testing.T) {
 	})
 }
 
-// Of a large table it tells what was asked for, across the pages that it reads. (That these
-// are ranges of the index is for a test of package table.)
-func TestRowsOfMany(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	const keys = 60_000
-	db := pgtest.New(t)
-	limit := ratelimit.TokenBucket{Name: "many", Rate: 10, Period: time.Hour}
-	if _, err := db.Pool.Exec(t.Context(), fmt.Sprintf(`INSERT INTO %[1]s.rate_limits (name, key, shard, value, ts)
-		SELECT n.name, 'org ' || lpad((i / 100)::text, 6, '0') || '/' || i %% 100, 0, 5, clock_timestamp()
-		FROM generate_series(0, %[2]d - 1) AS i, (VALUES ('lots'), ('many'), ('more')) AS n (name)`, db.Schema, keys/3)); err != nil {
-		t.Fatal(err)
-	}
-	store := newStore(t, db)
-	for _, page := range []ratelimit.Page{{Most: 50}, {Prefix: "org 000150/"}, {Prefix: "org 000150/", After: "org 000150/50", Most: 10}} {
-		told := 0
-		for status, err := range store.Rows(t.Context(), limit, page) {
-			if err != nil {
-				t.Fatal(err)
-			}
-			if told++; status.Value < 5 || !strings.HasPrefix(status.Request.Key, page.Prefix) {
-				t.Errorf("%+v: %v", page, status)
-			}
-		}
-		want := page.Most
-		if want == 0 {
-			want = 100
-		}
-		if told != want {
-			t.Errorf("%+v: told of %d keys, want %d", page, told, want)
-		}
-	}
-	told := 0
-	begun := time.Now()
-	for _, err := range store.Rows(t.Context(), limit, ratelimit.Page{}) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		told++
-	}
-	t.Logf("all %d of %d rows in %v", told, keys, time.Since(begun))
-	if told != keys/3 {
-		t.Errorf("told of %d keys, want %d", told, keys/3)
-	}
-}
-
 func TestCheckEach(t *testing.T) {
 	t.Parallel()
 	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: 10 * time.Second}
@@ -255,18 +187,14 @@ func TestCheckEach(t *testing.T) {
 	sliding := ratelimit.SlidingWindow{Name: "sliding", Rate: 10, Period: time.Minute, Start: noon, Slots: 6}
 	everyList(t, func(t *testing.T, s lists, c *clock) {
 		ctx := t.Context()
-		if _, err := s.Allow(ctx, bucket.ForN("a", 10), window.ForN("b", 3), sliding.ForN("a", 7)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(s.Allow(ctx, bucket.ForN("a", 10), window.ForN("b", 3), sliding.ForN("a", 7))))
 		c.add(time.Second)
 		var requests []ratelimit.Request
 		for i := range 3000 {
 			requests = append(requests, bucket.ForN("a", float64(i%3)), window.For("b"), []ratelimit.Request{bucket.For(fmt.Sprint(i)), sliding.ForN("a", float64(i%7))}[i%2])
 		}
 		before, err := s.Check(ctx, bucket.ForN("a", 2))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if before.RetryAfter != time.Second {
 			t.Fatalf("got %v, want a second", before)
 		}

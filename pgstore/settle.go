@@ -11,29 +11,29 @@ import (
 )
 
 // SettleTx replaces, inside tx, the tokens that a call took by the tokens that it used: one count
-// for each of its limits, in the order of the call. Unused tokens go back to their rows. In a
-// sliding window they go back to their slot, if a window still holds it. Tokens used above the
-// estimate are taken unconditionally, also below MaxReserved, since they are spent. With shards
-// they come from the fullest first; in a sliding window they count in the newest slot.
+// for each of its limits, in the order of the call. Unused tokens go back to their rows; in a
+// sliding window to their slot, if a window still holds it. Tokens used above the estimate are
+// spent, so they are taken unconditionally, also below MaxReserved. With shards they come from the
+// fullest first, and in a sliding window they count in the newest slot.
 //
-// The result has the status of each limit afterwards, and no receipt. It is OK. While there is debt
-// or a pause, RetryAt is the end of that.
+// The result is OK, has the status of each limit afterwards, and no receipt. RetryAt is the end of
+// any debt or pause.
 //
-// The receipt is in a call's result, of this process or as text of another. Settle in the
-// transaction that finishes the work: work, price and the note that it is finished are then there
-// all or none. Within a process a receipt is settled once. For copies that were read from text,
-// that transaction must see to it.
+// Settle in the transaction that finishes the work, so that work and price are recorded together.
+// A receipt may come from this process or, as text, from another. Copies read from text do not know
+// of each other: that transaction must check that the work is not finished yet.
 //
-// Errors change nothing. [ratelimit.ErrSettled] means that the receipt was settled or cancelled
-// before, or that its call was rolled back. [ratelimit.ErrInvalid] means invalid counts, an empty
-// receipt, or a call whose transaction has not ended. If the server was started anew since the
-// call, its outcome is [ErrOutcomeUnknown], unless the receipt was stored as text in the
-// transaction that took. A settlement that was rolled back with tx did not happen, and can be
-// repeated; after a rollback to a savepoint in the same transaction it cannot, and the estimate
-// stays.
+// Errors change nothing:
+//   - [ratelimit.ErrSettled]: the receipt was settled or cancelled before, or its call rolled back.
+//   - [ratelimit.ErrInvalid]: invalid counts, an empty receipt, or a call whose transaction is open.
+//   - [ErrOutcomeUnknown]: the server has restarted since the call, and the receipt was not stored as
+//     text in the transaction that took.
 //
-// Do not settle a receipt from before a reset of its key, which has given back already. One from
-// before a [Store.Change] of Shards can give back less than it should, and never more.
+// If tx is rolled back, the settlement did not happen, and can be repeated. After a rollback to a
+// savepoint it cannot be repeated in tx, and the estimate stays.
+//
+// Do not settle a receipt from before a reset of its key, since the reset has given back already. A
+// receipt from before a [Store.Change] of Shards may give back less than it should, never more.
 func (s *Store) SettleTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, used ...float64) (result ratelimit.Result, err error) {
 	w := s.watch(ctx, ratelimit.VerbSettle, ratelimit.FormTx)
 	defer func() { w.ReportReceipt(r, &result, err) }()

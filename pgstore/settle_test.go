@@ -19,13 +19,9 @@ import (
 func stored(t *testing.T, r *ratelimit.Receipt) *ratelimit.Receipt {
 	t.Helper()
 	text, err := r.MarshalText()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	again := new(ratelimit.Receipt)
-	if err := again.UnmarshalText(text); err != nil {
-		t.Fatal(err)
-	}
+	must(t, again.UnmarshalText(text))
 	return again
 }
 
@@ -75,8 +71,7 @@ func TestSettle(t *testing.T) {
 
 func TestSettleInvalid(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	_, store := setUp(t)
 	a, b := slow("settle a", 10), slow("settle b", 10)
 	taken, err := store.Allow(t.Context(), b.ForN("k", 5), a.ForN("k", 5))
 	mustTake(t, taken, err)
@@ -114,8 +109,7 @@ func TestSettleInvalid(t *testing.T) {
 // a receipt that knows no more than its text.
 func TestSettleAndRollback(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	l := slow("settle rollback", 10)
 	for _, read := range []bool{false, true} {
 		key := fmt.Sprint(read)
@@ -166,17 +160,13 @@ func TestSettleInTheSameTransaction(t *testing.T) {
 			t.Errorf("%v left, want 7", settled.Value)
 		}
 		savepoint, err := tx.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		taken = takeIn(t, store, savepoint, l.ForN("k", 2))
 		settled, err = store.SettleTx(t.Context(), savepoint, stored(t, taken.Receipt), 1)
 		if mustTake(t, settled, err); math.Abs(settled.Value-6) > 0.01 {
 			t.Errorf("%v left, want 6", settled.Value)
 		}
-		if err := savepoint.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, savepoint.Rollback(t.Context()))
 		if _, err := store.SettleTx(t.Context(), tx, stored(t, taken.Receipt), 1); !portable && !errors.Is(err, ratelimit.ErrSettled) {
 			t.Errorf("rolled back to a savepoint: %v, want ErrSettled", err)
 		}

@@ -20,9 +20,7 @@ func eachTake(t *testing.T, test func(t *testing.T, db *pgtest.DB, c *clock, sto
 	db := pgtest.New(t)
 	run := func(name string, portable bool, allow func(*testing.T, *pgstore.Store) allowing) {
 		t.Run(name, func(t *testing.T) {
-			if _, err := db.Pool.Exec(t.Context(), "TRUNCATE "+db.Schema+".rate_limits"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(db.Pool.Exec(t.Context(), "TRUNCATE "+db.Schema+".rate_limits")))
 			c := newClock()
 			store := newStore(t, db, onClock(c), isPortable(portable))
 			test(t, db, c, store, allow(t, store))
@@ -147,18 +145,12 @@ func TestSeveralInSavepoints(t *testing.T) {
 				takes(tx, false, never...)
 			})
 			takes(tx, false, never...)
-			if err := tx.Commit(ctx); err != nil {
-				t.Fatal(err)
-			}
+			must(t, tx.Commit(ctx))
 			for _, r := range requests {
 				wantLeft(t, store, r.Limit.ForN("k", 0), r.Limit.Definition().Capacity-3*r.Count)
-				if err := store.Reset(ctx, r.Limit, r.Key); err != nil {
-					t.Error(err)
-				}
+				should(t, store.Reset(ctx, r.Limit, r.Key))
 			}
-			if err := store.Reset(ctx, perDay("short", 1), "k"); err != nil {
-				t.Error(err)
-			}
+			should(t, store.Reset(ctx, perDay("short", 1), "k"))
 		})
 	}
 }
@@ -171,8 +163,7 @@ func TestSeveralReadTheClockEach(t *testing.T) {
 	t.Parallel()
 	for _, mode := range queryModes {
 		t.Run(mode.name, func(t *testing.T) {
-			db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode.mode }))
-			store := newStore(t, db)
+			db, store := setUp(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode.mode }))
 			first, second := slow("a", 10), ratelimit.TokenBucket{Name: "b", Rate: 10, Period: time.Millisecond}
 			holder, waiter := begin(t, db, pgx.ReadCommitted), begin(t, db, pgx.ReadCommitted)
 			result, err := store.AllowTx(t.Context(), holder, first.For("k"))
@@ -184,25 +175,15 @@ func TestSeveralReadTheClockEach(t *testing.T) {
 				full, err := store.Check(t.Context(), second.ForN("k", 10))
 				return err == nil && full.OK
 			})
-			if err := store.Reset(t.Context(), second, "k"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, store.Reset(t.Context(), second, "k"))
 			var pruned time.Time
-			if err := db.Pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&pruned); err != nil {
-				t.Fatal(err)
-			}
-			if err := holder.Rollback(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, db.Pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&pruned))
+			must(t, holder.Rollback(t.Context()))
 			taken := <-later
 			mustTake(t, taken.Result, taken.err)
-			if err := waiter.Commit(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, waiter.Commit(t.Context()))
 			var ts time.Time
-			if err := db.Pool.QueryRow(t.Context(), "SELECT ts FROM "+db.Schema+".rate_limits WHERE name = 'b'").Scan(&ts); err != nil {
-				t.Fatal(err)
-			}
+			must(t, db.Pool.QueryRow(t.Context(), "SELECT ts FROM "+db.Schema+".rate_limits WHERE name = 'b'").Scan(&ts))
 			if ts.Before(pruned) {
 				t.Errorf("the second counts from %v before it was taken from", pruned.Sub(ts))
 			}

@@ -1,7 +1,6 @@
 package pgstore_test
 
 import (
-	"context"
 	"errors"
 	"testing"
 	"time"
@@ -112,9 +111,7 @@ func TestShadowRollsBack(t *testing.T) {
 		ctx := t.Context()
 		for range 3 {
 			tx, err := db.Pool.Begin(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			for i := range 5 {
 				result, err := store.AllowTx(ctx, tx, tried.For("a").In(ratelimit.ModeShadow), bound.For("a"))
 				if err != nil || !result.OK || result.Shadowed != (i >= 3) {
@@ -124,9 +121,7 @@ func TestShadowRollsBack(t *testing.T) {
 			if result, err := store.AllowTx(ctx, tx, tried.For("a").In(ratelimit.ModeShadow), bound.For("a")); err != nil || result.OK {
 				t.Fatalf("got %v, %v", result, err)
 			}
-			if err := tx.Rollback(ctx); err != nil {
-				t.Fatal(err)
-			}
+			must(t, tx.Rollback(ctx))
 		}
 		for range 3 {
 			if result, err := store.Allow(ctx, tried.For("a")); err != nil || !result.OK {
@@ -140,8 +135,7 @@ func TestShadowRollsBack(t *testing.T) {
 func TestShadowPutsNothingOff(t *testing.T) {
 	t.Parallel()
 	modeStores(t, func(t *testing.T, _ *pgtest.DB, store *pgstore.Store) {
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-		defer cancel()
+		ctx := within(t, 30*time.Second)
 		ahead := ratelimit.TokenBucket{Name: "ahead", Rate: 1, Period: time.Hour, MaxReserved: 2}
 		for i := range 5 {
 			begun := time.Now()

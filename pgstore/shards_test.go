@@ -1,8 +1,6 @@
 package pgstore_test
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
@@ -137,9 +135,7 @@ func TestShardsTogetherAtOneInstant(t *testing.T) {
 				}
 				var first, second time.Time
 				err := db.Pool.QueryRow(t.Context(), `SELECT min(ts), max(ts) FROM `+db.Schema+`.rate_limits WHERE key = $1 HAVING count(*) = 2`, key).Scan(&first, &second)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				if !first.Equal(last.At) || !second.Equal(last.At) {
 					t.Errorf("%v: taken at %v and %v, told %v", counts, first, second, last.At)
 				}
@@ -151,14 +147,11 @@ func TestShardsTogetherAtOneInstant(t *testing.T) {
 // What was seen by another definition says nothing of how full shards are.
 func TestShardMemoryByDefinition(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 8, Period: 24 * time.Hour, Shards: 8}
 	tx := begin(t, db, pgx.ReadCommitted) // which makes the row of one shard only
 	takeIn(t, store, tx, limit.For("k"))
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.Commit(t.Context()))
 	limit.Rate = 800
 	result, err := store.Allow(t.Context(), limit.For("k"))
 	if err != nil || result.Remaining < 600 {
@@ -173,9 +166,7 @@ func TestShardsWithoutPool(t *testing.T) {
 	db := pgtest.New(t)
 	c := newClock()
 	store, err := pgstore.New(nil, &pgstore.Config{Schema: db.Schema, Clock: c.now})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l := ratelimit.TokenBucket{Name: "l", Rate: 24, Period: 24 * time.Hour, Shards: 4}
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
@@ -204,40 +195,10 @@ func TestShardsWithoutPool(t *testing.T) {
 			if status, err := store.CreditTx(ctx, tx, l.ForN("k", 2)); err != nil || status.Value != 2 {
 				t.Errorf("got %v, error %v, want 2", status.Value, err)
 			}
-			if err := store.ResetTx(ctx, tx, l, "k"); err != nil {
-				t.Error(err)
-			}
+			should(t, store.ResetTx(ctx, tx, l, "k"))
 			checked, err := store.CheckTx(ctx, tx, l.ForN("k", 24))
 			mustTake(t, checked, err)
 		})
-	}
-}
-
-// TestShardsWithPoolInTransactions: every connection is in a transaction of a
-// caller's whose next call must look.
-func TestShardsWithPoolInTransactions(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t, maxConns(2))
-	store := newStore(t, db)
-	l := slow("l", 8)
-	l.Shards = 8
-	first, second := begin(t, db, pgx.ReadCommitted), begin(t, db, pgx.ReadCommitted)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	result, err := store.AllowTx(ctx, first, l.ForN("k", 3)) // of three shards
-	mustTake(t, result, err)
-	if err := first.Commit(ctx); err != nil {
-		t.Fatal(err)
-	}
-	first = begin(t, db, pgx.ReadCommitted)
-	result, err = store.AllowTx(ctx, second, l.ForN("k", 5))
-	mustTake(t, result, err)
-	result, err = store.AllowTx(ctx, second, l.For("k"))
-	if err != nil || result.OK {
-		t.Errorf("got OK %v, error %v, want a refusal", result.OK, err)
-	}
-	if err := errors.Join(first.Rollback(ctx), second.Commit(ctx)); err != nil {
-		t.Error(err)
 	}
 }
 
@@ -256,13 +217,9 @@ func TestShardsRefusedLately(t *testing.T) {
 	db := pgtest.New(t)
 	now := time.Date(2026, 3, 14, 15, 9, 26, 0, time.UTC)
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Clock: func() time.Time { return now }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	other, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 8, Period: time.Hour, Shards: 4}
 	allow := func(n float64, want bool) {
 		t.Helper()
@@ -273,9 +230,7 @@ func TestShardsRefusedLately(t *testing.T) {
 			}
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	allow(8, true)
 	allow(1, false)
@@ -285,9 +240,7 @@ func TestShardsRefusedLately(t *testing.T) {
 	now = now.Add(time.Microsecond)
 	allow(1, true)
 	allow(1, false)
-	if err := other.Reset(t.Context(), limit, "k"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, other.Reset(t.Context(), limit, "k"))
 	allow(8, true)
 	allow(1, false)
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
 
 // After a slow take the next ones wait for the row by a statement that does not look all of its
@@ -23,27 +22,19 @@ func TestSlowRowIsWaitedForFirst(t *testing.T) {
 		for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.Serializable} {
 			t.Run(name+" "+string(level), func(t *testing.T) {
 				t.Parallel()
-				db := pgtest.New(t, maxConns(5))
-				store := newStore(t, db)
+				db, store := setUp(t, maxConns(5))
 				mustAllow(t, store, requests...)
 				begin := func() pgx.Tx {
 					tx, err := db.Pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
 					return tx
 				}
-				take := func(tx pgx.Tx) error {
-					_, err := store.AllowTx(t.Context(), tx, requests...)
-					return err
-				}
+				take := func(tx pgx.Tx) error { return errOf(store.AllowTx(t.Context(), tx, requests...)) }
 				// meet has two transactions wait for another, and returns what one waits with.
 				meet := func() (statement string) {
 					holder, waiters := begin(), []pgx.Tx{begin(), begin()}
-					if err := take(holder); err != nil {
-						t.Fatal(err)
-					}
+					must(t, take(holder))
 					done := make(chan error, len(waiters))
 					for _, waiter := range waiters {
 						go func() {
@@ -61,17 +52,11 @@ func TestSlowRowIsWaitedForFirst(t *testing.T) {
 					for _, waiter := range waiters {
 						waitsForLock(t, db, waiter)
 					}
-					if err := db.Pool.QueryRow(t.Context(), "SELECT query FROM pg_stat_activity WHERE pid = $1", waiters[0].Conn().PgConn().PID()).Scan(&statement); err != nil {
-						t.Fatal(err)
-					}
+					must(t, db.Pool.QueryRow(t.Context(), "SELECT query FROM pg_stat_activity WHERE pid = $1", waiters[0].Conn().PgConn().PID()).Scan(&statement))
 					time.Sleep(25 * time.Millisecond) // so long they wait at least
-					if err := holder.Rollback(t.Context()); err != nil {
-						t.Fatal(err)
-					}
+					must(t, holder.Rollback(t.Context()))
 					for range waiters {
-						if err := <-done; err != nil {
-							t.Error(err)
-						}
+						should(t, <-done)
 					}
 					return statement
 				}

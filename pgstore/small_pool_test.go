@@ -1,7 +1,6 @@
 package pgstore_test
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -18,14 +17,11 @@ import (
 func TestOneConnection(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.MaxConns = 1 }))
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
+	ctx := within(t, 30*time.Second)
 	for name, portable := range map[string]bool{"plain": false, "portable": true} {
 		t.Run(name, func(t *testing.T) {
 			store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Portable: portable})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			row := ratelimit.TokenBucket{Name: name + "_row", Rate: 10, Period: time.Hour}
 			rows := ratelimit.TokenBucket{Name: name + "_rows", Rate: 10, Period: time.Hour, Shards: 4}
 			some := []ratelimit.Request{row.For("k"), rows.ForN("k", 4)}
@@ -39,12 +35,8 @@ func TestOneConnection(t *testing.T) {
 			must(store.Allow(ctx, some...))
 			must(store.Check(ctx, some...))
 			reserved := must(store.Reserve(ctx, rows.ForN("k", 8)))
-			if _, err := store.Cancel(ctx, reserved.Receipt); err != nil {
-				t.Error(err)
-			}
-			if _, err := store.Credit(ctx, rows.ForN("k", 1)); err != nil {
-				t.Error(err)
-			}
+			should(t, errOf(store.Cancel(ctx, reserved.Receipt)))
+			should(t, errOf(store.Credit(ctx, rows.ForN("k", 1))))
 			for _, used := range []float64{0, 5} {
 				reserved := must(store.Reserve(ctx, rows.ForN("settled", 3)))
 				must(store.Settle(ctx, reserved.Receipt, used))
@@ -52,31 +44,24 @@ func TestOneConnection(t *testing.T) {
 			must(store.AllowAtMost(ctx, row.ForN("most", 20)))
 			must(store.AllowFirst(ctx, row.For("most"), rows.For("k2")))
 			must(store.Wait(ctx, rows.For("k2")))
-			if err := store.Take(ctx, row.For("t"), rows.For("t")); err != nil {
-				t.Error(err)
-			}
-			if _, err := store.CheckEach(ctx, some...); err != nil {
-				t.Error(err)
-			}
+			should(t, store.Take(ctx, row.For("t"), rows.For("t")))
+			should(t, errOf(store.CheckEach(ctx, some...)))
 			for _, err := range store.Rows(ctx, row, ratelimit.Page{}) {
-				if err != nil {
-					t.Error(err)
-				}
+				should(t, err)
 				must(store.Check(ctx, row.ForN("k2", 0))) // in the loop, no connection is held
 			}
 			must(store.AllowFunc(ctx, some, func(pgx.Tx, ratelimit.Result) error { return nil }))
-			if _, err := store.Pause(ctx, rows, "k", time.Hour); err != nil {
-				t.Error(err)
-			}
-			if _, err := store.PauseEach(ctx, some, time.Hour); err != nil {
-				t.Error(err)
-			}
-			if err := store.Reset(ctx, rows, "k"); err != nil {
-				t.Error(err)
-			}
-			if _, err := store.Prune(ctx, row, rows); err != nil {
-				t.Error(err)
-			}
+			should(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+				must(store.AllowTx(ctx, tx, rows.ForN("tx", 9))) // of several shards
+				if result, err := store.AllowTx(ctx, tx, rows.ForN("tx", 2)); err != nil || result.OK {
+					t.Errorf("got OK %v, error %v, want a refusal", result.OK, err)
+				}
+				return nil
+			}))
+			should(t, errOf(store.Pause(ctx, rows, "k", time.Hour)))
+			should(t, errOf(store.PauseEach(ctx, some, time.Hour)))
+			should(t, store.Reset(ctx, rows, "k"))
+			should(t, errOf(store.Prune(ctx, row, rows)))
 		})
 	}
 }

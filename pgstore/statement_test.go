@@ -164,13 +164,9 @@ func TestGrantedIsOneRoundTrip(t *testing.T) {
 					if end == nil {
 						end = tx.Commit
 					}
-					if err := end(t.Context()); err != nil {
-						t.Fatal(err)
-					}
+					must(t, end(t.Context()))
 				}
-				if _, err := c.Pool.Exec(t.Context(), "TRUNCATE "+c.Schema+".rate_limits"); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errOf(c.Pool.Exec(t.Context(), "TRUNCATE "+c.Schema+".rate_limits")))
 			})
 		}
 	}
@@ -184,8 +180,7 @@ func TestRunnerRoundTrips(t *testing.T) {
 	store := newStore(t, c.DB)
 	createOrders(t, c.DB)
 	works := []func(pgx.Tx) error{nothing, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), "INSERT INTO "+c.Schema+".orders (what) VALUES ('order')")
-		return err
+		return errOf(tx.Exec(t.Context(), "INSERT INTO "+c.Schema+".orders (what) VALUES ('order')"))
 	}}
 	for _, test := range grants {
 		t.Run(test.name, func(t *testing.T) {
@@ -197,9 +192,7 @@ func TestRunnerRoundTrips(t *testing.T) {
 				for _, what := range []string{"prepares", "later"} {
 					c.reset()
 					_, err := run(t.Context(), test.requests, func(tx pgx.Tx, _ ratelimit.Result) error { return work(tx) })
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					if got := c.wire.count(); what == "later" && got != 2+statements {
 						t.Errorf("got %d round trips, want %d", got, 2+statements)
 					}
@@ -217,13 +210,9 @@ func predicateLocks(t *testing.T, db *pgtest.DB, tx pgx.Tx) []string {
 		WHERE mode = 'SIReadLock' AND pid = $1 AND relation IN (
 			SELECT $2::regclass UNION SELECT indexrelid FROM pg_index WHERE indrelid = $2::regclass)`,
 		tx.Conn().PgConn().PID(), db.Schema+".rate_limits")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	locks, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return locks
 }
 
@@ -231,8 +220,7 @@ func predicateLocks(t *testing.T, db *pgtest.DB, tx pgx.Tx) []string {
 // that take from different rows do not get in each other's way.
 func TestGrantedLeavesNoPredicateLock(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	for _, test := range grants {
 		take := store.AllowTx
 		if test.reserve {
@@ -247,17 +235,13 @@ func TestGrantedLeavesNoPredicateLock(t *testing.T) {
 				if got := predicateLocks(t, db, tx); len(got) != 0 {
 					t.Errorf("%s: got predicate locks on %q, want none", what, got)
 				}
-				if err := tx.Commit(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				must(t, tx.Commit(t.Context()))
 			}
 		})
 	}
 	t.Run("but a check does", func(t *testing.T) {
 		tx := begin(t, db, pgx.Serializable)
-		if _, err := store.CheckTx(t.Context(), tx, grants[0].requests...); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(store.CheckTx(t.Context(), tx, grants[0].requests...)))
 		if got := predicateLocks(t, db, tx); len(got) == 0 {
 			t.Error("got no predicate lock, want one")
 		}

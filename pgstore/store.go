@@ -303,7 +303,7 @@ func (s *Store) ReserveFunc(ctx context.Context, requests []ratelimit.Request, d
 // that rows are locked for one round trip. BEGIN travels with the first statement of do. An empty level
 // is that of AllowFunc; READ COMMITTED is enough for a limit.
 //
-// do runs before the decision, so it gets no Result. A refusal rolls its work back. The error, attempts
+// do runs before the decision, so it gets no Result; only from memory (Config.Escrow) it takes before. A refusal rolls its work back. The error, attempts
 // and deadline are those of [Store.AllowFunc]. Limits and modes are those of [Store.QueueTake].
 //
 // Leave COMMIT to the runner, or call tx.Commit, which takes as well. If do sends COMMIT as a statement,

@@ -31,9 +31,7 @@ func TestLockOfTheTableIsNamed(t *testing.T) {
 	waitsForLock(t, db, tool)
 	wantTableNamed(t, db, fmt.Sprintf("table %s.rate_limits is waited for by pid %d (AccessExclusiveLock, another tool)", db.Schema, pid))
 	end(t, dump.Rollback)
-	if err := <-locked; err != nil {
-		t.Fatal(err)
-	}
+	must(t, <-locked)
 	wantTableNamed(t, db, fmt.Sprintf("table %s.rate_limits is locked by pid %d (AccessExclusiveLock, another tool)", db.Schema, pid))
 }
 
@@ -47,21 +45,17 @@ func wantTableNamed(t *testing.T, db *pgtest.DB, words string) {
 			"Credit":  func(ctx context.Context) error { _, err := store.Credit(ctx, limit.For("secret")); return err },
 			"Pause":   func(ctx context.Context) error { return pauseKey(ctx, store, limit, "secret", time.Hour) },
 			"Allow of several": func(ctx context.Context) error {
-				_, err := store.Allow(ctx, limit.For("secret"), slow("b", 10).For("secret"))
-				return err
+				return errOf(store.Allow(ctx, limit.For("secret"), slow("b", 10).For("secret")))
 			},
 			"Acquire": func(ctx context.Context) error {
-				_, err := store.Permits().Acquire(ctx, ratelimit.InFlight{Name: "calls", Limit: 3}.For("secret"))
-				return err
+				return errOf(store.Permits().Acquire(ctx, ratelimit.InFlight{Name: "calls", Limit: 3}.For("secret")))
 			},
 			"AllowFunc": func(ctx context.Context) error {
-				_, err := store.AllowFunc(ctx, []ratelimit.Request{limit.For("secret")}, func(pgx.Tx, ratelimit.Result) error { return nil })
-				return err
+				return errOf(store.AllowFunc(ctx, []ratelimit.Request{limit.For("secret")}, func(pgx.Tx, ratelimit.Result) error { return nil }))
 			},
 		} {
 			eventually(t, verb+" says "+words, func() bool { // where the look was not answered in time
-				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-				defer cancel()
+				ctx := within(t, 100*time.Millisecond)
 				err := do(ctx)
 				if !errors.Is(err, context.DeadlineExceeded) || strings.Contains(err.Error(), "secret") {
 					t.Fatalf("%s: got %v", verb, err)

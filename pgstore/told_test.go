@@ -113,9 +113,7 @@ func TestToldWhenOneOfSeveralIsWaitedFor(t *testing.T) {
 				}()
 				waitFor(t, db, holder, 1)
 				mustExec(t, holder, `SELECT pg_sleep(0.35)`)
-				if err := holder.Rollback(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				must(t, holder.Rollback(t.Context()))
 				<-done
 				if worst := curve.Judge(told, curve.Of(first.Definition())); worst.Share > 1+1e-9 || len(told) == 0 {
 					t.Errorf("callers were told %v", worst)

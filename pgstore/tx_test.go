@@ -131,16 +131,13 @@ func TestNothingCommitted(t *testing.T) {
 
 func comesToNothing(t *testing.T, requests []ratelimit.Request, edit func(context.Context, *pgstore.Store, pgx.Tx, []ratelimit.Request) error) {
 	t.Helper()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	for _, ending := range endings {
 		for _, level := range isolationLevels {
 			name := fmt.Sprintf("%s/%s", ending.name, level)
 			do := func(ctx context.Context, tx pgx.Tx) error { return edit(ctx, store, tx, requests) }
 			t.Run(name+"/no rows", func(t *testing.T) {
-				if err := ending.run(t, db.Pool, level, do); err != nil {
-					t.Fatal(err)
-				}
+				must(t, ending.run(t, db.Pool, level, do))
 				if got := tableOf(t, db); len(got) != 0 {
 					t.Errorf("got rows %q, want none", got)
 				}
@@ -151,9 +148,7 @@ func comesToNothing(t *testing.T, requests []ratelimit.Request, edit func(contex
 					defer store.Reset(t.Context(), r.Limit, r.Key)
 				}
 				want := tableOf(t, db)
-				if err := ending.run(t, db.Pool, level, do); err != nil {
-					t.Fatal(err)
-				}
+				must(t, ending.run(t, db.Pool, level, do))
 				if got := tableOf(t, db); !slices.Equal(got, want) {
 					t.Errorf("got rows %q, want %q", got, want)
 				}
@@ -170,8 +165,7 @@ func TestCommitted(t *testing.T) {
 	for _, edit := range edits {
 		t.Run(edit.name, func(t *testing.T) {
 			t.Parallel()
-			db := pgtest.New(t)
-			store := newStore(t, db)
+			db, store := setUp(t)
 			for _, r := range edit.requests {
 				mustAllow(t, store, r.Limit.ForN(r.Key, 2))
 			}
@@ -179,9 +173,7 @@ func TestCommitted(t *testing.T) {
 			err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 				return edit.do(t.Context(), store, tx, edit.requests)
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if after := tableOf(t, db); slices.Equal(before, after) {
 				t.Errorf("nothing changed: %q", after)
 			}
@@ -193,8 +185,7 @@ func TestCommitted(t *testing.T) {
 // did.
 func TestWaitingForARow(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	type outcome struct {
 		ok   bool
 		code string
@@ -237,9 +228,7 @@ func TestWaitingForARow(t *testing.T) {
 				if test.commit {
 					end = first.Commit
 				}
-				if err := end(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				must(t, end(t.Context()))
 				got := <-later
 				if got := (outcome{got.OK, codeOf(got.err)}); got != test.want {
 					t.Errorf("second: got %v, want %v", got, test.want)
@@ -255,15 +244,12 @@ func TestWaitingForARow(t *testing.T) {
 // A caller who gives up waiting gets an error and takes nothing.
 func TestCancelledWhileWaiting(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	limit := slow("bucket", 10)
 	mustAllow(t, store, limit.For("k"))
 	want := tableOf(t, db)
 	first, second := begin(t, db, pgx.ReadCommitted), begin(t, db, pgx.ReadCommitted)
-	if _, err := store.AllowTx(t.Context(), first, limit.For("k")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(store.AllowTx(t.Context(), first, limit.For("k"))))
 	ctx, cancel := context.WithCancel(t.Context())
 	later := make(chan takenLater, 1)
 	go func() {
@@ -275,9 +261,7 @@ func TestCancelledWhileWaiting(t *testing.T) {
 	if got := <-later; got.OK || !errors.Is(got.err, context.Canceled) {
 		t.Errorf("got OK %v, error %v, want %v", got.OK, got.err, context.Canceled)
 	}
-	if err := first.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, first.Rollback(t.Context()))
 	if got := tableOf(t, db); !slices.Equal(got, want) {
 		t.Errorf("got rows %q, want %q", got, want)
 	}
@@ -310,8 +294,7 @@ func (e *errorResponses) all() []string {
 func TestRefusalLeavesTransactionUsable(t *testing.T) {
 	t.Parallel()
 	var errorResponses errorResponses
-	db := pgtest.New(t, pgtest.WithConfig(errorResponses.watch))
-	store := newStore(t, db)
+	db, store := setUp(t, pgtest.WithConfig(errorResponses.watch))
 	createOrders(t, db)
 	plenty, window, empty := slow("a plenty", 10), slowWindow("b window", 10), slow("c empty", 1)
 	mustAllow(t, store, plenty.For(""), window.For(""), empty.For(""))
@@ -338,9 +321,7 @@ func TestRefusalLeavesTransactionUsable(t *testing.T) {
 						t.Fatalf("got OK %v after %v, error %v, want a refusal", result.OK, result.RetryAfter, err)
 					}
 				}
-				if err := tx.Commit(ctx); err != nil {
-					t.Fatal(err)
-				}
+				must(t, tx.Commit(ctx))
 				wantOrders(t, db, t.Name(), 1)
 				if got := statesOf(t, db); !slices.Equal(got, want) {
 					t.Errorf("got rows %q, want %q", got, want)
@@ -374,8 +355,7 @@ func noDebt(requests ...ratelimit.Request) []ratelimit.Request {
 func wantUnlocked(t *testing.T, db *pgtest.DB, want bool) {
 	t.Helper()
 	err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE NOWAIT")
-		return err
+		return errOf(tx.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE NOWAIT"))
 	})
 	if want && err != nil || !want && codeOf(err) != "55P03" {
 		t.Errorf("got %v, want all rows unlocked: %v", err, want)
@@ -387,8 +367,7 @@ func wantUnlocked(t *testing.T, db *pgtest.DB, want bool) {
 // and another may ask for the shards one after the other.
 func TestShardedRefusalLeavesNoShardLocked(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	db, store := setUp(t)
 	short, plenty, unused := shardedSlow("short", 8, 4), shardedSlow("plenty", 1000, 4), shardedSlow("unused", 1000, 4)
 	mustAllow(t, store, short.ForN("k", 7), plenty.ForN("k", 900)) // has rows of all shards
 	for name, requests := range map[string][]ratelimit.Request{
@@ -426,17 +405,13 @@ func TestShardedRefusalLeavesNoShardLocked(t *testing.T) {
 // createOrders makes the table in which tests do their work.
 func createOrders(t *testing.T, db *pgtest.DB) {
 	t.Helper()
-	if _, err := db.Pool.Exec(t.Context(), `CREATE TABLE `+db.Schema+`.orders (id bigserial PRIMARY KEY, what text)`); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(db.Pool.Exec(t.Context(), `CREATE TABLE `+db.Schema+`.orders (id bigserial PRIMARY KEY, what text)`)))
 }
 
 func countOrders(t *testing.T, db *pgtest.DB, what string) (n int) {
 	t.Helper()
 	err := db.Pool.QueryRow(t.Context(), `SELECT count(*) FROM `+db.Schema+`.orders WHERE what = $1`, what).Scan(&n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return n
 }
 
@@ -566,9 +541,7 @@ func TestRunnerErrors(t *testing.T) {
 }
 
 func runnerErrors(t *testing.T, s *shop, run runner) {
-	if _, err := s.Pool.Exec(t.Context(), `ALTER TABLE `+s.Schema+`.orders ADD UNIQUE (what)`); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(s.Pool.Exec(t.Context(), `ALTER TABLE `+s.Schema+`.orders ADD UNIQUE (what)`)))
 	var returned error
 	returning := func(do func(pgx.Tx) error) func(pgx.Tx) error {
 		return func(tx pgx.Tx) error {
@@ -671,9 +644,7 @@ func (s *shop) atCommit(t *testing.T, n int, plpgsql string) {
 		END $$;
 		CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON {schema}.orders
 			DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION {schema}.at_commit()`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 func TestRunnerRunsAgain(t *testing.T) {
@@ -723,10 +694,7 @@ func TestRunnerGivesUp(t *testing.T) {
 			return raise(ctx, serializationFailure)
 		}, context.DeadlineExceeded},
 		{"at the deadline in an attempt", inAMoment, func(ctx context.Context, _ context.CancelFunc) func(pgx.Tx) error {
-			return func(tx pgx.Tx) error {
-				_, err := tx.Exec(ctx, "SELECT pg_sleep(60)")
-				return err
-			}
+			return func(tx pgx.Tx) error { return errOf(tx.Exec(ctx, "SELECT pg_sleep(60)")) }
 		}, context.DeadlineExceeded},
 		{"cancelled in an attempt", cancellable, func(ctx context.Context, cancel context.CancelFunc) func(pgx.Tx) error {
 			return func(tx pgx.Tx) error {

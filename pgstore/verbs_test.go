@@ -47,17 +47,13 @@ func TestCancelInTransaction(t *testing.T) {
 			cancelled, err := store.CancelTx(ctx, tx, result.Receipt)
 			wantSaid(t, "in a transaction", cancelled, err, want)
 		}
-		if err := tx.Rollback(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must(t, tx.Rollback(ctx))
 		wantLeft(t, store, l.ForN("k", 0), 5)
 
 		tx = begin(t, db, pgx.ReadCommitted)
 		cancelled, err := store.CancelTx(ctx, tx, result.Receipt)
 		wantSaid(t, "again, after the roll-back", cancelled, err, true)
-		if err := tx.Commit(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must(t, tx.Commit(ctx))
 		for range 2 {
 			cancelled, err = store.Cancel(ctx, result.Receipt)
 			wantSaid(t, "after the commit", cancelled, err, false)
@@ -124,9 +120,7 @@ func TestCheckOnlyLooks(t *testing.T) {
 		if err := tx.QueryRow(ctx, "SELECT pg_current_xact_id_if_assigned() IS NULL").Scan(&noXID); err != nil || !noXID {
 			t.Errorf("has no transaction ID: %v, error %v", noXID, err)
 		}
-		if err := holder.Rollback(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must(t, holder.Rollback(ctx))
 		other := begin(t, db, pgx.ReadCommitted) // while tx is open
 		mustExec(t, other, lockRows)
 		if got := tableOf(t, db); !slices.Equal(got, before) {

@@ -21,9 +21,7 @@ import (
 func request(t *testing.T, store permits, r ratelimit.PermitRequest) ratelimit.Permit {
 	t.Helper()
 	permit, err := store.Acquire(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return permit
 }
 
@@ -128,18 +126,14 @@ func TestWeightsBesideAnOpenTransaction(t *testing.T) {
 	limit := ratelimit.InFlight{Name: "weights", Limit: 5}
 	for _, key := range strings.Split("abcdefgh", "") {
 		tx, err := db.Pool.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if permit, err := store.AcquireTx(t.Context(), tx, limit.For(key)); err != nil || !permit.OK {
 			t.Errorf("got %v, and %v", permit, err)
 		}
 		if permit := request(t, store, limit.ForN(key, 4)); !permit.OK {
 			t.Errorf("key %q: got %v, want the other four", key, permit)
 		}
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Error(err)
-		}
+		should(t, tx.Rollback(t.Context()))
 	}
 }
 
@@ -167,16 +161,12 @@ func TestPermitsOfSeveralLimits(t *testing.T) {
 			t.Errorf("got %+v and %v, want both renewed", permit, err)
 		}
 		tx := begin()
-		if err := store.ReleaseTx(t.Context(), tx, permit); err != nil {
-			t.Error(err)
-		}
+		should(t, store.ReleaseTx(t.Context(), tx, permit))
 		again, err := store.AcquireTx(t.Context(), tx, all.ForN("", 2).And(tenant.For("b")), rate.For(""))
 		if err != nil || !again.OK || !again.Rates.OK {
 			t.Errorf("got %+v and %v, want permits in a transaction", again, err)
 		}
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Error(err)
-		}
+		should(t, tx.Rollback(t.Context()))
 		wantCount(t, store, tenant, "a", 2)
 		wantCount(t, store, all, "", 3)
 		wantCount(t, store, tenant, "b", 0)
@@ -186,9 +176,7 @@ func TestPermitsOfSeveralLimits(t *testing.T) {
 		if err := store.ReleaseTx(t.Context(), tx, lost); !errors.Is(err, ratelimit.ErrLeaseLost) {
 			t.Errorf("got %v, want the lease to be lost", err)
 		}
-		if err := tx.Commit(t.Context()); err != nil {
-			t.Error(err)
-		}
+		should(t, tx.Commit(t.Context()))
 		wantCount(t, store, all, "", 3)
 		refused, err := store.Acquire(t.Context(), all.For("").And(tenant.For("b")), rate.ForN("", 2))
 		if err != nil || refused.OK || refused.Err() == nil {
@@ -196,12 +184,8 @@ func TestPermitsOfSeveralLimits(t *testing.T) {
 		}
 		wantCount(t, store, tenant, "b", 0)
 		tx = begin()
-		if err := store.ReleaseTx(t.Context(), tx, permit); err != nil {
-			t.Error(err)
-		}
-		if err := tx.Commit(t.Context()); err != nil {
-			t.Error(err)
-		}
+		should(t, store.ReleaseTx(t.Context(), tx, permit))
+		should(t, tx.Commit(t.Context()))
 		wantCount(t, store, tenant, "a", 0)
 		wantCount(t, store, all, "", 0)
 	})
@@ -222,23 +206,18 @@ func TestWaitersOfSeveralInOrder(t *testing.T) {
 func largeBeforeSmall(t *testing.T, store permits, inLine func(came int)) {
 	limit := ratelimit.InFlight{Name: "order", Limit: 3, Lease: time.Minute}
 	held := request(t, store, limit.ForN("", 2))
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
+	ctx := within(t, 30*time.Second)
 	served := make(chan ratelimit.Permit, 2)
 	for i, n := range []int{3, 1} {
 		go func() {
 			permit, err := store.AcquireWait(ctx, limit.ForN("", n))
-			if err != nil {
-				t.Error(err)
-			}
+			should(t, err)
 			served <- permit
 		}()
 		inLine(i + 1)
 	}
 	for _, n := range []int{3, 1} {
-		if err := store.Release(ctx, held); err != nil {
-			t.Fatal(err)
-		}
+		must(t, store.Release(ctx, held))
 		if held = <-served; held.N != n {
 			t.Fatalf("got %v, want %d", held, n)
 		}
@@ -250,19 +229,15 @@ func TestWaiterOfSeveralGivesUp(t *testing.T) {
 	holdStores(t, func(t *testing.T, store flightStore, _ func() pgx.Tx) {
 		limit := ratelimit.InFlight{Name: "gives up", Limit: 4, Lease: time.Minute}
 		one := request(t, store, limit.For(""))
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-		defer cancel()
+		ctx := within(t, 500*time.Millisecond)
 		if permit, err := store.AcquireWait(ctx, limit.ForN("", 4)); !errors.Is(err, context.DeadlineExceeded) || permit.OK {
 			t.Errorf("got %v, and %v", permit, err)
 		}
-		ctx, cancel = context.WithTimeout(t.Context(), 20*time.Second)
-		defer cancel()
+		ctx = within(t, 20*time.Second)
 		if permit, err := store.AcquireWait(ctx, limit.ForN("", 3)); err != nil || !permit.OK {
 			t.Errorf("got %v, and %v, want what it had", permit, err)
 		}
-		if err := store.Release(ctx, one); err != nil {
-			t.Error(err)
-		}
+		should(t, store.Release(ctx, one))
 		if permit, err := store.AcquireWait(ctx, limit.For("")); err != nil || !permit.OK {
 			t.Errorf("got %v, and %v, want what it had claimed", permit, err)
 		}
@@ -283,8 +258,7 @@ func TestWaitersOfSeveralDoNotWaitForEachOther(t *testing.T) {
 		if portable { // in which nobody collects
 			requests = requests[2:]
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
-		defer cancel()
+		ctx := within(t, 60*time.Second)
 		var work sync.WaitGroup
 		var inA, inB atomic.Int64
 		for i := range 2 * len(requests) {
@@ -303,9 +277,7 @@ func TestWaitersOfSeveralDoNotWaitForEachOther(t *testing.T) {
 						}
 						return nil
 					})
-					if err != nil {
-						t.Error(err)
-					}
+					should(t, err)
 				}
 			})
 		}
@@ -384,9 +356,7 @@ func TestCollectorsOfTwoProcessesTakeTurns(t *testing.T) {
 			}
 			collects := func() (turn float64) {
 				sql := "SELECT coalesce(max(value), 0) FROM " + db.Schema + ".rate_limits WHERE name = 'turns' AND key = $1 AND shard = 10001 AND ts > now()"
-				if err := db.Pool.QueryRow(t.Context(), sql, key).Scan(&turn); err != nil {
-					t.Error(err)
-				}
+				should(t, db.Pool.QueryRow(t.Context(), sql, key).Scan(&turn))
 				return turn
 			}
 			ctx, cancel := context.WithCancel(t.Context())
@@ -400,9 +370,7 @@ func TestCollectorsOfTwoProcessesTakeTurns(t *testing.T) {
 			cancel()
 			<-served
 			eventually(t, "another collects", func() bool { return collects() > first })
-			if err := holder.Release(t.Context(), held); err != nil {
-				t.Error(err)
-			}
+			should(t, holder.Release(t.Context(), held))
 			if got := <-served; got != other {
 				t.Error("the process that had the turn has the next one as well")
 			}
@@ -438,9 +406,7 @@ func floodAndHold(t *testing.T, store, other permits) {
 			}
 			return err
 		})
-		if err != nil {
-			t.Error(err)
-		}
+		should(t, err)
 	}
 	cancel()
 	work.Wait()

@@ -73,9 +73,7 @@ func TestSlidingWindowReservations(t *testing.T) {
 				})
 			}
 			group.Wait()
-			if err := errors.Join(errs...); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(errs...))
 			worst := curve.Judge(events, curve.Of(limit.Definition()))
 			t.Logf("%d reservations, at worst %v", len(events), worst)
 			if worst.Share != 1 {
@@ -131,9 +129,7 @@ func TestSlidingWindowChangesShards(t *testing.T) {
 		t.Run(fmt.Sprint(test), func(t *testing.T) {
 			c.set(noon)
 			from, to := sharded(test.from), sharded(test.to)
-			if err := store.Reset(ctx, from, "k"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, store.Reset(ctx, from, "k"))
 			mustAllow(t, store, from.ForN("k", 30))
 			c.add(20 * time.Second)
 			mustAllow(t, store, from.ForN("k", 50))
@@ -142,9 +138,7 @@ func TestSlidingWindowChangesShards(t *testing.T) {
 					t.Fatalf("Reserve() = %v, %v", result.OK, err)
 				}
 			}
-			if _, err := store.Change(ctx, from, to, "k"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(store.Change(ctx, from, to, "k")))
 			wantValueNow := func(want float64) {
 				t.Helper()
 				if result, err := store.Check(ctx, to.ForN("k", 0)); err != nil || result.Value < want-1e-6 || result.Value > want+1e-6 {

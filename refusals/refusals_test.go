@@ -28,9 +28,7 @@ func newRecorder(t *testing.T, db *pgtest.DB, change ...func(*refusals.Config)) 
 		c(&config)
 	}
 	r, err := refusals.New(db.Pool, &config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return r
 }
 
@@ -49,9 +47,7 @@ func refuse(r *refusals.Recorder, name, key string, n int) {
 func top(t *testing.T, db *pgtest.DB, q refusals.Query) []refusals.Key {
 	t.Helper()
 	keys, err := refusals.Top(t.Context(), db.Pool, db.Schema, q)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return keys
 }
 
@@ -67,9 +63,7 @@ func TestTopOfAllProcesses(t *testing.T) {
 	for range 3 { // processes
 		r := newRecorder(t, db)
 		store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Observe: r.Observe})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { r.Run(ctx); close(done) }()
@@ -125,9 +119,7 @@ func TestManyKeys(t *testing.T) {
 			refuse(r, "api", fmt.Sprintf("heavy %d", i/20%3), 3)
 		}
 	}
-	if err := r.Write(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Write(t.Context()))
 	keys := top(t, db, refusals.Query{Most: 1000})
 	for i, k := range keys[:3] {
 		if !strings.HasPrefix(k.Key, "heavy") || k.Times < 999 || k.Times-k.Uncertain > 1002 {
@@ -139,13 +131,9 @@ func TestManyKeys(t *testing.T) {
 	}
 	// An hour, and so many rows of the minutes before this one, are kept.
 	sql := fmt.Sprintf(`INSERT INTO %s.rate_limit_refusals SELECT 'old', g::text, date_trunc('minute', now()) - g * interval '1 minute', 1000000, 0, now() FROM generate_series(1, 200) g`, db.Schema)
-	if _, err := db.Pool.Exec(t.Context(), sql); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(db.Pool.Exec(t.Context(), sql)))
 	fresh := newRecorder(t, db, func(c *refusals.Config) { c.Rows = 10 })
-	if err := fresh.Write(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, fresh.Write(t.Context()))
 	var left int
 	if err := db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM "+db.Schema+".rate_limit_refusals WHERE name = 'old'").Scan(&left); err != nil || left != 10 {
 		t.Errorf("%d old rows are left, %v, want 10", left, err)
@@ -165,14 +153,10 @@ func TestWriteAgain(t *testing.T) {
 		t.Errorf("got %v, want %v", err, refusals.ErrNotMigrated)
 	}
 	sql := strings.ReplaceAll(migrations.Refusals.UpSQL(), "TABLE rate_limit", "TABLE "+db.Schema+".rate_limit")
-	if _, err := db.Pool.Exec(t.Context(), strings.ReplaceAll(sql, "ON rate_limit", "ON "+db.Schema+".rate_limit")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(db.Pool.Exec(t.Context(), strings.ReplaceAll(sql, "ON rate_limit", "ON "+db.Schema+".rate_limit"))))
 	refuse(r, "api", "k", 2)
 	for range 2 { // it is written once
-		if err := r.Write(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, r.Write(t.Context()))
 	}
 	if keys := top(t, db, refusals.Query{}); len(keys) != 1 || keys[0].Times != 5 {
 		t.Errorf("got %v, want 5 refusals", keys)
@@ -199,9 +183,7 @@ func TestClose(t *testing.T) {
 			refuse(r, name, "k", 3)
 		}
 		for range 2 {
-			if err := r.Close(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, r.Close(t.Context()))
 		}
 		<-ended
 		if keys := top(t, db, refusals.Query{Limit: name}); len(keys) != 1 || keys[0].Times != map[bool]int64{false: 2, true: 5}[ends] {
@@ -217,13 +199,9 @@ func TestCloseBesideAWrite(t *testing.T) {
 	db := pgtest.New(t, pgtest.With(migrations.Refusals))
 	r := newRecorder(t, db)
 	tx, err := db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer tx.Rollback(t.Context())
-	if _, err := tx.Exec(t.Context(), "LOCK TABLE "+db.Schema+".rate_limit_refusals"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(tx.Exec(t.Context(), "LOCK TABLE "+db.Schema+".rate_limit_refusals")))
 	refuse(r, "api", "k", 3)
 	ctx, cancel := context.WithCancel(t.Context())
 	written := make(chan error)
@@ -242,9 +220,7 @@ func TestCloseBesideAWrite(t *testing.T) {
 	if err := <-written; err == nil {
 		t.Error("the write succeeded although it was cancelled")
 	}
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.Rollback(t.Context()))
 	if err := <-closed; err != nil {
 		t.Error(err)
 	}
@@ -265,9 +241,7 @@ func TestHostileKeys(t *testing.T) {
 	for i, key := range hostile {
 		refuse(r, "api", key, i+1)
 	}
-	if err := r.Write(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Write(t.Context()))
 	keys := top(t, db, refusals.Query{Most: 100})
 	if len(keys) != len(hostile) {
 		t.Fatalf("got %d keys, want %d", len(keys), len(hostile))
@@ -340,3 +314,14 @@ func Example() {
 	// Output:
 	// send_message alice 5
 }
+
+// must fails the test for an error.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// errOf returns the error of a call that returns a value besides.
+func errOf[T any](_ T, err error) error { return err }

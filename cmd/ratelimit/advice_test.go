@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -36,7 +37,7 @@ func (p *patient) doctor(check string) (found []finding) {
 	}
 	o := execute(p.T, "", "doctor", "--json", "--schema", p.db.Schema, "--database-url", url)
 	for _, f := range objects[finding](p.T, o.stdout) {
-		if f.Check == check {
+		if f.Check == check || strings.HasPrefix(f.Check, check+" of ") {
 			found = append(found, f)
 		}
 	}
@@ -97,6 +98,33 @@ func (p *patient) exec(sql string) {
 		}
 		return err
 	}))
+}
+
+// sh runs the command that an advice ends with.
+func (p *patient) sh(advice string) {
+	p.Helper()
+	sh := exec.CommandContext(p.Context(), "sh", "-c", `ratelimit() { "$PROGRAM" "$@"; }; `+after(advice, "{ echo"))
+	path := os.Getenv(throwaway.BinVariable) + ":" + os.Getenv("PATH")
+	sh.Env = append(os.Environ(), asProgram+"=1", "PROGRAM="+os.Args[0], "DATABASE_URL="+p.db.URL, "PATH="+path)
+	out, err := sh.CombinedOutput()
+	if err != nil || regexp.MustCompile(`(?m)ERROR: ( .* does not exist|.* permission)`).Match(out) {
+		p.Fatalf("%s: %v: %s", advice, err, out)
+	}
+}
+
+// schema describes all that is in the world's schema.
+func (p *patient) schema() (text string) {
+	p.Helper()
+	p.must(p.db.Pool.QueryRow(p.Context(), `SELECT string_agg(d, E'\n' ORDER BY d COLLATE "C") FROM (
+		SELECT proname || pg_get_functiondef(oid) || coalesce(proacl::text, '') FROM pg_proc WHERE pronamespace = $1::regnamespace
+		UNION ALL SELECT pg_get_indexdef(oid) FROM pg_class WHERE relnamespace = $1::regnamespace AND relkind = 'i'
+		UNION ALL SELECT pg_get_viewdef(oid) || coalesce(reloptions::text, '') FROM pg_class WHERE relnamespace = $1::regnamespace AND relkind = 'v'
+		UNION ALL SELECT pg_get_triggerdef(t.oid) FROM pg_trigger AS t JOIN pg_class AS c ON c.oid = tgrelid WHERE relnamespace = $1::regnamespace
+		UNION ALL SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE connamespace = $1::regnamespace
+		UNION ALL SELECT concat_ws(' ', relname, attname, format_type(atttypid, atttypmod), attnotnull, col_description(attrelid, attnum))
+		FROM pg_attribute JOIN pg_class AS c ON c.oid = attrelid WHERE relnamespace = $1::regnamespace AND attnum > 0 AND NOT attisdropped
+	) AS all_of_it(d)`, p.db.Schema).Scan(&text))
+	return text
 }
 
 // after returns what stands in an advice behind a text: the command to run.
@@ -187,6 +215,43 @@ var followed = map[string]func(p *patient){
 		p.well("migrations of catalog", "")
 		p.exec("SELECT * FROM rate_limits_now")
 	},
+	"schema": func(p *patient) {
+		p.exec("CREATE TABLE rate_limits_version (id int GENERATED ALWAYS AS IDENTITY, version_id int8, is_applied bool, tstamp timestamp DEFAULT now()); INSERT INTO rate_limits_version (version_id, is_applied) SELECT generate_series(0, 4), true")
+		p.program("migrate", "up", "--all").ok(p.T)
+		before := p.schema()
+		for drop, lacks := range map[string]string{
+			"DROP TRIGGER rate_limit_definitions_log_update ON rate_limit_definitions": "(trigger rate_limit_definitions_log_update)",
+			"DROP INDEX rate_limit_definitions_key":                                    "(index rate_limit_definitions_key)",
+			"DROP VIEW rate_limits_short":                                              "(view rate_limits_short)",
+			"DROP FUNCTION rate_limit_definitions_log CASCADE":                         "(function rate_limit_definitions_log, trigger ",
+			"DROP TABLE rate_limit_pending, rate_limit_history":                        "(table rate_limit_history, index rate_limit_history_name, table rate_limit_pending, trigger ",
+			"DROP TABLE rate_limit_definitions CASCADE":                                "(table rate_limit_definitions, ",
+			"DROP FUNCTION rate_limit_take(text, text, float8)":                        "(function rate_limit_take)",
+			"DROP TYPE rate_limit_request CASCADE":                                     " more)",
+			"DROP INDEX rate_limit_refusals_minute_idx":                                "(index rate_limit_refusals_minute_idx)",
+			"DROP TABLE rate_limit_refusals":                                           "(table rate_limit_refusals, index ",
+			"DROP INDEX rate_limit_parked_line":                                        "(index rate_limit_parked_line)",
+			"ALTER TABLE rate_limits DROP COLUMN slots CASCADE":                        "(function rate_limits_at, view ",
+			"DROP TABLE rate_limits CASCADE":                                           "(table rate_limits)",
+		} {
+			p.exec(drop)
+			details := ""
+			for _, f := range p.doctor("migrations") {
+				if f.Advice != "" {
+					details += f.Detail
+					p.sh(f.Advice)
+				}
+			}
+			wantIn(p.T, details, lacks)
+			p.well("migrations", "")
+			if after := p.schema(); after != before {
+				p.Errorf("after %s the schema is\n%s\nand was\n%s", drop, after, before)
+			}
+		}
+		p.must(p.store.Take(p.Context(), api.For("k")))
+		p.must(p.catalog.Publish(p.Context(), api))
+		p.exec("SELECT rate_limit_take('api', 'k'), rate_limit_take('x', 'k', 1, '1 s'); SELECT * FROM rate_limits_short")
+	},
 	"rights": func(p *patient) {
 		if p.url = p.as(""); p.url == "" {
 			p.Skip("the user may make no role")
@@ -233,10 +298,8 @@ var followed = map[string]func(p *patient){
 		defer func() { _ = tx.Rollback(context.Background()) }()
 		p.must(p.store.Take(p.Context(), api.For("k")))
 		table := p.db.Schema + ".rate_limits"
-		_, err = tx.Exec(p.Context(), "SELECT FROM "+table)
-		p.must(err)
-		_, err = p.db.Pool.Exec(p.Context(), "DO $$ BEGIN FOR i IN 1..11000 LOOP UPDATE "+table+" SET value = value; COMMIT; END LOOP; END $$")
-		p.must(err)
+		p.must(errOf(tx.Exec(p.Context(), "SELECT FROM "+table)))
+		p.must(errOf(p.db.Pool.Exec(p.Context(), "DO $$ BEGIN FOR i IN 1..11000 LOOP UPDATE "+table+" SET value = value; COMMIT; END LOOP; END $$")))
 		p.exec("ANALYZE rate_limits")
 		p.exec(after(p.advised("oldest snapshot", "SELECT pg_terminate_backend"), "SELECT pg_terminate_backend"))
 		p.well("oldest snapshot", "pg_terminate_backend")
@@ -293,8 +356,7 @@ var followed = map[string]func(p *patient){
 		for _, key := range []string{"192.0.2.1", "192.0.2.2/32", "2001:db8:7::/64"} {
 			p.edited(p.catalog.Set(p.Context(), "api", key, catalog.Override{Capacity: 40}))
 		}
-		_, err := p.store.Pause(p.Context(), api, "192.0.2.3", time.Hour)
-		p.must(err)
+		p.must(errOf(p.store.Pause(p.Context(), api, "192.0.2.3", time.Hour)))
 		write := regexp.MustCompile(`the key (\S+), and remove this one`)
 		advised := write.FindStringSubmatch(p.advised("keys", "give the override the key "))
 		p.program("catalog", "set", "api", advised[1], "--capacity", "40", "--yes").ok(p.T)
@@ -345,9 +407,7 @@ func TestAdvice(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	source, err := os.ReadFile("doctor.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	given := map[string]bool{}
 	for _, found := range regexp.MustCompile(`d\.advise\("([^"]+)"`).FindAllStringSubmatch(string(source), -1) {
 		given[found[1]] = true

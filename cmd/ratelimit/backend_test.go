@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"io"
 	"os"
@@ -16,7 +15,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
 
@@ -37,9 +35,7 @@ type observer struct {
 func observe(t *testing.T) *observer {
 	t.Helper()
 	pool, err := pgxpool.New(t.Context(), pgtest.URL(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(pool.Close)
 	o := &observer{pool: pool}
 	o.before = o.schemas(t)
@@ -50,13 +46,9 @@ func (o *observer) schemas(t *testing.T) []string {
 	t.Helper()
 	rows, err := o.pool.Query(t.Context(),
 		"SELECT nspname::text FROM pg_namespace WHERE starts_with(nspname::text, $1)", schemaPrefix)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return names
 }
 
@@ -81,59 +73,23 @@ func (o *observer) wantNoneLeft(t *testing.T) {
 	t.Errorf("schemas left behind: %q", made)
 }
 
-func TestPostgresLeavesNothingBehind(t *testing.T) {
-	errUse := errors.New("no use")
-	tests := []struct {
-		name string
-		use  func(stop func()) error
-		want error
-	}{
-		{"after use", func(func()) error { return nil }, nil},
-		{"after an error", func(func()) error { return errUse }, errUse},
-		{"after a stop", func(stop func()) error { stop(); return context.Canceled }, context.Canceled},
-	}
-	t.Setenv("DATABASE_URL", pgtest.URL(t))
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			ctx, stop := context.WithCancel(t.Context())
-			defer stop()
-			p, err := openPostgres(ctx, false)
-			if err != nil {
-				t.Fatal(err)
-			}
-			o := observe(t)
-			err = p.withEmpty(ctx, time.Now, func(ratelimit.Store) error {
-				if len(o.made(t)) == 0 {
-					t.Error("no schema was made")
-				}
-				return test.use(stop)
-			})
-			if !errors.Is(err, test.want) {
-				t.Errorf("error: got %v, want %v", err, test.want)
-			}
-			o.wantNoneLeft(t)
-			if err := p.close(); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-}
-
-// A replay that is stopped from outside must drop its schema, too.
+// A replay drops its schema, also if it is stopped from outside.
 func TestStoppedReplayLeavesNothingBehind(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("there is no interrupting another process on Windows")
 	}
 	tests := []struct {
-		name string
-		stop func(cmd *exec.Cmd, stdout *os.File) error
+		name   string
+		status int
+		stop   func(cmd *exec.Cmd, stdout *os.File) error
 	}{
-		{"interrupted", func(cmd *exec.Cmd, stdout *os.File) error {
+		{"interrupted", exitFailed, func(cmd *exec.Cmd, stdout *os.File) error {
 			err := cmd.Process.Signal(os.Interrupt)
 			_, readErr := io.Copy(io.Discard, stdout)
 			return errors.Join(err, readErr)
 		}},
-		{"its reader gone", func(_ *exec.Cmd, stdout *os.File) error { return stdout.Close() }},
+		{"its reader gone", exitFailed, func(_ *exec.Cmd, stdout *os.File) error { return stdout.Close() }},
+		{"not at all", exitOK, func(_ *exec.Cmd, stdout *os.File) error { _, err := io.Copy(io.Discard, stdout); return err }},
 	}
 	// Enough answers to fill the pipe: the replay cannot be done before it is
 	// stopped.
@@ -144,18 +100,13 @@ func TestStoppedReplayLeavesNothingBehind(t *testing.T) {
 			o := observe(t)
 			cmd, stdout := startReplay(t, file)
 			// The first answer means that the schema is in use.
-			if _, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(bufio.NewReader(stdout).ReadString('\n')))
 			if len(o.made(t)) == 0 {
 				t.Error("no schema was made")
 			}
-			if err := test.stop(cmd, stdout); err != nil {
-				t.Fatal(err)
-			}
-			var exit *exec.ExitError
-			if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != exitFailed {
-				t.Errorf("got %v, want exit status %d", err, exitFailed)
+			must(t, test.stop(cmd, stdout))
+			if err := cmd.Wait(); cmd.ProcessState.ExitCode() != test.status {
+				t.Errorf("got %v, want exit status %d", err, test.status)
 			}
 			o.wantNoneLeft(t)
 		})
@@ -166,16 +117,12 @@ func TestStoppedReplayLeavesNothingBehind(t *testing.T) {
 func startReplay(t *testing.T, file string) (cmd *exec.Cmd, stdout *os.File) {
 	t.Helper()
 	stdout, write, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { stdout.Close() })
 	cmd = exec.CommandContext(t.Context(), os.Args[0], "replay", "--store", "postgres", file)
 	cmd.Env = append(os.Environ(), asProgram+"=1", "DATABASE_URL="+pgtest.URL(t))
 	cmd.Stdout = write
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	write.Close() // the process has its own
 	return cmd, stdout
 }

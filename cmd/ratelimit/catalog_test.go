@@ -337,8 +337,7 @@ func TestDoctor(t *testing.T) {
 		changed.Rate += float64(i % 2)
 		w.must(w.catalog.Publish(t.Context(), changed))
 	}
-	_, err = w.db.Pool.Exec(t.Context(), `INSERT INTO `+w.db.Schema+`.rate_limits VALUES ('sharded', 'k', 5, 1, now())`)
-	w.must(err)
+	w.must(errOf(w.db.Pool.Exec(t.Context(), `INSERT INTO `+w.db.Schema+`.rate_limits VALUES ('sharded', 'k', 5, 1, now())`)))
 	for deadline := time.Now().Add(time.Minute); ; {
 		verdicts = doctorOf(t, w.program("doctor", "--json", "--definitions", writeFile(t, `{"name": "api", "kind": "token bucket", "rate": 11, "period": "1h"}`)))
 		if strings.HasPrefix(verdicts["transactions"], warning) { // it has been idle for a second
@@ -351,8 +350,7 @@ func TestDoctor(t *testing.T) {
 	text := w.program("doctor", "--json", "--definitions", writeFile(t, `{"name": "api", "kind": "token bucket", "rate": 11, "period": "1h"}`)).ok(t)
 	wantIn(t, text, "holds rows of limits", "was published otherwise", "rows of more shards than the 2", "the file has token bucket")
 	_ = tx.Rollback(t.Context())
-	_, err = w.db.Pool.Exec(t.Context(), `CREATE INDEX by_value ON `+w.db.Schema+`.rate_limits (value)`)
-	w.must(err)
+	w.must(errOf(w.db.Pool.Exec(t.Context(), `CREATE INDEX by_value ON `+w.db.Schema+`.rate_limits (value)`)))
 	if v := doctorOf(t, w.program("doctor", "--json"))["indexes"]; !strings.HasPrefix(v, warning) || !strings.Contains(v, "by_value") {
 		t.Errorf("an index: %q", v)
 	}
@@ -368,8 +366,7 @@ func TestDoctorOfBrokenDatabases(t *testing.T) {
 	}
 
 	w := newWorld(t)
-	_, err := w.db.Pool.Exec(t.Context(), "ALTER TABLE "+w.db.Schema+".rate_limits DROP COLUMN ahead CASCADE")
-	w.must(err)
+	w.must(errOf(w.db.Pool.Exec(t.Context(), "ALTER TABLE "+w.db.Schema+".rate_limits DROP COLUMN ahead CASCADE")))
 	o = w.program("doctor", "--json")
 	o.wantStatus(t, exitFailed)
 	if v := doctorOf(t, o); !strings.HasPrefix(v["table"], failed) {
@@ -397,9 +394,7 @@ func TestMan(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "man1")
 	execute(t, "", "man", dir).ok(t)
 	text, err := os.ReadFile(filepath.Join(dir, "ratelimit-catalog-set.1"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	wantIn(t, string(text), ".TH", "moving house", "all-keys")
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
 		wantIn(t, execute(t, "", "completion", shell).ok(t), "ratelimit")
@@ -427,8 +422,7 @@ func TestCatalogKeepsWhatWasUsed(t *testing.T) {
 	wantIn(t, w.program(append(raise, "--yes")...).ok(t), "acme: "+said)
 	left(0)
 	wantIn(t, w.program("catalog", "complete").ok(t), "looked at 0 keys")
-	_, err := w.db.Pool.Exec(t.Context(), "UPDATE "+w.db.Schema+".rate_limit_pending SET due = clock_timestamp() - interval '2 minutes'")
-	w.must(err)
+	w.must(errOf(w.db.Pool.Exec(t.Context(), "UPDATE "+w.db.Schema+".rate_limit_pending SET due = clock_timestamp() - interval '2 minutes'")))
 	if found := doctorOf(t, w.program("doctor", "--json"))["definitions"]; !strings.Contains(found, "have not got what a raise gives them") {
 		t.Errorf("the doctor finds %q", found)
 	}

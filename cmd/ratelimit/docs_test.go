@@ -19,13 +19,9 @@ var update = flag.Bool("update", false, "write what the command prints, and its 
 func TestDocs(t *testing.T) {
 	t.Parallel()
 	docs, err := filepath.Abs("../../docs")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "access.log"), []byte(accessLog()), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, "access.log"), []byte(accessLog()), 0o644))
 	w := newWorld(t)
 	message := ratelimit.TokenBucket{Name: "send_message", Rate: 10, Period: 60e9, Capacity: 20}
 	w.must(w.catalog.Publish(t.Context(), message))

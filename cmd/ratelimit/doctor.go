@@ -262,7 +262,7 @@ func (d *doctor) tables(ctx context.Context) error {
 	d.there = err == nil || denied
 	switch {
 	case errors.Is(err, pgstore.ErrNotMigrated):
-		d.advise("table", failed, "table", err.Error(), "ratelimit migrate up")
+		d.advise("table", failed, "table", err.Error(), upCommand("", d.Schema))
 	case err != nil && !denied:
 		return err
 	}
@@ -325,6 +325,10 @@ func migrationsOf(set migrations.Set) string {
 // migrations says which migrations of a set there are.
 func (d *doctor) migrations(ctx context.Context, set migrations.Set) error {
 	all, err := migrate.Status(ctx, d.Pool, &migrate.Config{Schema: d.Schema, Set: set})
+	if damage, ok := errors.AsType[*migrate.SchemaError](err); ok {
+		d.advise("schema", warning, migrationsOf(set), damage.Fault, damage.Mend)
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -345,7 +349,7 @@ func (d *doctor) migrations(ctx context.Context, set migrations.Set) error {
 	case applied == 0 && set != "":
 		d.find(fine, check, "not applied, which is a choice")
 	default:
-		d.advise("migrations", warning, check, fmt.Sprintf("%d of %d are applied", applied, len(all)), "ratelimit migrate up"+when(set != "", " --set "+string(set)))
+		d.advise("migrations", warning, check, fmt.Sprintf("%d of %d are applied", applied, len(all)), upCommand(set, d.Schema))
 	}
 	return nil
 }

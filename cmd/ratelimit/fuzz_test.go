@@ -21,9 +21,7 @@ func FuzzScenario(f *testing.F) {
 	}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			f.Fatal(err)
-		}
+		must(f, err)
 		f.Add(text)
 	}
 	for _, text := range []string{

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"iter"
 	"os"
 	"runtime"
@@ -198,14 +197,13 @@ func TestBadArguments(t *testing.T) {
 	}
 }
 
-// What stops a command is its context: it must arrive where the work is done.
-func TestRunPassesItsContextOn(t *testing.T) {
-	t.Parallel()
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	var stdout, stderr bytes.Buffer
-	stdin := strings.NewReader(bucket + `{"at": "0s", "do": "allow", "limit": "l"}`)
-	if status := run(ctx, []string{"replay", "-"}, stdin, &stdout, &stderr); status != exitFailed {
-		t.Errorf("exit status: got %d, want %d", status, exitFailed)
+// must fails the test for an error.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }
+
+// errOf returns the error of a call that returns a value besides.
+func errOf[T any](_ T, err error) error { return err }

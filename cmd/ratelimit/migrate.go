@@ -170,7 +170,12 @@ func (m *migrating) up() error {
 	if count > 0 {
 		return nil
 	}
-	m.say("nothing to apply")
+	return m.nothing("nothing to apply")
+}
+
+// nothing says that there is nothing to do, and of which sets another tool made the tables.
+func (m *migrating) nothing(to string) error {
+	m.say("%s", to)
 	for _, set := range m.sets {
 		all, err := migrate.Status(m.cmd.Context(), m.pool, m.config(set))
 		if err != nil {
@@ -182,19 +187,15 @@ func (m *migrating) up() error {
 }
 
 func (m *migrating) down() error {
-	ctx, set := m.cmd.Context(), m.sets[0]
-	had, err := migrate.Status(ctx, m.pool, m.config(set))
+	set := m.sets[0]
+	newest, err := migrate.Newest(m.cmd.Context(), m.pool, m.config(set))
 	if err != nil {
 		return err
 	}
-	all := slices.DeleteFunc(slices.Clone(had), func(a migrate.Migration) bool { return !a.Applied || a.Untracked })
-	if len(all) == 0 {
-		m.say("nothing to take back")
-		m.tellUntracked(set, had)
-		return nil
+	if newest == nil {
+		return m.nothing("nothing to take back")
 	}
-	newest := all[len(all)-1]
-	if loses := newest.Loses(); !newest.Newer && (loses != "" || m.dryRun) {
+	if loses := newest.Loses(); loses != "" || m.dryRun {
 		what := "take back " + newest.Name + when(loses != "", ": "+loses)
 		if ok, err := m.confirmed(m.cmd, what); !ok {
 			return err
@@ -219,10 +220,11 @@ func (m *migrating) down() error {
 
 func (m *migrating) status() error {
 	missing := 0
+	var faults error
 	for _, set := range m.sets {
 		all, err := migrate.Status(m.cmd.Context(), m.pool, m.config(set))
-		if err != nil {
-			return err
+		if faults = errors.Join(faults, err); all == nil {
+			continue
 		}
 		for _, a := range all {
 			if !a.Applied {
@@ -233,16 +235,15 @@ func (m *migrating) status() error {
 			return err
 		}
 	}
-	if missing == 0 {
-		return nil
+	if missing == 0 || faults != nil {
+		return faults
 	}
-	command := "ratelimit migrate up"
-	if len(m.sets) > 1 {
-		command += " --all"
-	} else if set := m.sets[0]; set != "" {
-		command += " --set " + string(set)
-	}
-	return fmt.Errorf("%s not applied: %s", plural(missing, "migration"), command)
+	return fmt.Errorf("%s not applied: %s", plural(missing, "migration"), upCommand(m.sets[0], m.schema)+when(len(m.sets) > 1, " --all"))
+}
+
+// upCommand returns the command that applies a set.
+func upCommand(set migrations.Set, schema string) string {
+	return "ratelimit migrate up" + when(set != "", " --set "+string(set)) + when(schema != "", " --schema "+schema)
 }
 
 // show prints the migrations of a set.

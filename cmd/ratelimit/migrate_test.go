@@ -223,17 +223,19 @@ func TestMigrateSet(t *testing.T) {
 		t.Errorf("printed %q", o.stdout)
 	}
 	run("migrate", "up", "--set", "none").wantStatus(t, exitBad, `--set "none"`, "catalog, functions, refusals, river")
-	run("migrate", "status", "--set", "functions").wantStatus(t, exitFailed, "1 migration not applied: ratelimit migrate up --set functions")
+	run("migrate", "status", "--set", "functions").wantStatus(t, exitFailed, "1 migration not applied: ratelimit migrate up --set functions --schema "+db.Schema)
 
 	// Nothing is lost with views, and so nothing is asked; with what they show it is.
 	if o := run("migrate", "down", "--set", "catalog"); o.status != exitOK || o.stdout != "took back 00002_views.sql\n" {
 		t.Errorf("printed %q%q", o.stdout, o.stderr)
 	}
-	run("migrate", "down").wantStatus(t, exitBad, "take back 00004_escrow.sql: what processes hold in memory is forgotten", "--yes")
-	run("migrate", "down", "--yes").wantStatus(t, exitFailed, "the set catalog depends on table rate_limits", "migrate down --set catalog")
+	for _, how := range []string{"--yes", "--dry-run"} {
+		run("migrate", "down", how).wantStatus(t, exitFailed, "the set catalog depends on table rate_limits", "migrate down --set catalog")
+	}
 	run("migrate", "down", "--set", "catalog", "--dry-run").wantStatus(t, exitOK, "would take back 00001_definitions.sql: all definitions")
 	run("migrate", "down", "--set", "catalog").wantStatus(t, exitBad, "overrides and their history are deleted")
 	run("migrate", "down", "--set", "catalog", "--yes").wantStatus(t, exitOK)
+	run("migrate", "down").wantStatus(t, exitBad, "take back 00004_escrow.sql: what processes hold in memory is forgotten", "--yes")
 }
 
 // All sets go in one command.
@@ -243,7 +245,7 @@ func TestMigrateAll(t *testing.T) {
 	run := func(args ...string) outcome {
 		return execute(t, "", append(args, "--database-url", db.URL, "--schema", db.Schema)...)
 	}
-	run("migrate", "status", "--all").wantStatus(t, exitFailed, "9 migrations not applied: ratelimit migrate up --all")
+	run("migrate", "status", "--all").wantStatus(t, exitFailed, "9 migrations not applied: ratelimit migrate up --schema "+db.Schema+" --all")
 	o := run("migrate", "up", "--all")
 	o.wantStatus(t, exitOK)
 	if want := upLimits + upPauses + upSlots + upEscrow + "applied 00001_definitions.sql\napplied 00002_views.sql\napplied 00001_functions.sql\napplied 00001_refusals.sql\napplied 00001_parked.sql\n"; o.stdout != want {

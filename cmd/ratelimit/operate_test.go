@@ -51,9 +51,7 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) must(err error) {
 	w.Helper()
-	if err != nil {
-		w.Fatal(err)
-	}
+	must(w, err)
 }
 
 func (w *world) edited(_ catalog.Edit, err error) {
@@ -225,8 +223,7 @@ func TestShow(t *testing.T) {
 	if strings.Contains(text, "\x1b") {
 		t.Errorf("an escape sequence where there is no terminal:\n%q", text)
 	}
-	_, err = w.store.Pause(t.Context(), api, "alice", time.Hour)
-	w.must(err)
+	w.must(errOf(w.store.Pause(t.Context(), api, "alice", time.Hour)))
 	if s := show("api", "alice"); s.OK || s.PausedUntil == "" || !strings.Contains(s.Why, "paused until") {
 		t.Errorf("a pause: %+v", s)
 	}
@@ -465,8 +462,7 @@ SELECT 'api', key, 0, 25, clock_timestamp() - interval '1 hour' FROM unnest(ARRA
 	w.edited(w.catalog.Set(t.Context(), "api", "larger", catalog.Override{Capacity: 1000, Rate: 1, Switch: catalog.Off}))
 	w.take(api, "used", 5)
 	wantIn(t, w.program("prune").ok(t), "deleted 1 row") // that of the override is far from full by it
-	_, err = w.catalog.Unset(t.Context(), "api", "larger")
-	w.must(err)
+	w.must(errOf(w.catalog.Unset(t.Context(), "api", "larger")))
 	exports := ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Hour}
 	w.must(w.catalog.PublishInFlight(t.Context(), exports))
 	if permit, err := w.store.Permits().Acquire(t.Context(), exports.For("held")); err != nil || !permit.OK {
@@ -606,9 +602,7 @@ func TestBrokenDatabases(t *testing.T) {
 	if err == nil {
 		_, err = older.Pool.Exec(t.Context(), "SELECT set_config('search_path', '"+older.Schema+"', false); "+migrations.UpSQL()+sql, pgx.QueryExecModeSimpleProtocol)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	denied := newWorld(t)
 	for _, test := range []struct {
 		name, url, schema, want string
@@ -648,11 +642,9 @@ func (w *world) as(granted string) (url string) {
 	if granted != "" {
 		sql += "; GRANT " + granted + " ON " + w.db.Schema + ".rate_limits TO " + role
 	}
-	_, err := w.db.Pool.Exec(w.Context(), sql)
-	w.must(err)
+	w.must(errOf(w.db.Pool.Exec(w.Context(), sql)))
 	w.Cleanup(func() {
-		_, err := w.db.Pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role)
-		w.must(err)
+		w.must(errOf(w.db.Pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role)))
 	})
 	config, err := pgx.ParseConfig(w.db.URL)
 	w.must(err)

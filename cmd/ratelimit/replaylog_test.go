@@ -187,9 +187,7 @@ func TestSimulate(t *testing.T) {
 	picture := filepath.Join(t.TempDir(), "a.svg")
 	wantIn(t, execute(t, "", "simulate", "--limit", "10 per 1m, capacity 20", "--rate", "0.3", "--pause", "1m", "--plot", picture, "--theme", "dark").ok(t), "MOST IN A PERIOD")
 	text, err := os.ReadFile(picture)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	wantIn(t, string(text), "<svg", "paused", "#0d1117")
 }
 
@@ -214,20 +212,20 @@ func TestLimitTexts(t *testing.T) {
 
 var benchTime = time.Date(2026, 3, 2, 8, 0, 0, 0, time.UTC)
 
-// A million lines of an access log: the whole program.
+// A million lines of an access log, or with -short enough to see that it runs: the whole program.
 func BenchmarkReplayOfAMillion(b *testing.B) {
 	file := filepath.Join(b.TempDir(), "access.log")
 	f, err := os.Create(file)
-	if err != nil {
-		b.Fatal(err)
+	must(b, err)
+	lines := 1_000_000
+	if testing.Short() {
+		lines = 20_000
 	}
-	for i := range million() {
+	for i := range lines {
 		at := benchTime.Add(time.Duration(i) * 17 * time.Millisecond)
 		fmt.Fprintf(f, "10.0.%d.%d - - [%s] \"GET /api/v1/items?id=%d HTTP/1.1\" 200 1234 \"-\" \"curl/8\"\n", i%7, i*i%211, at.Format("02/Jan/2006:15:04:05 -0700"), i)
 	}
-	if err := f.Close(); err != nil {
-		b.Fatal(err)
-	}
+	must(b, f.Close())
 	for b.Loop() {
 		var out strings.Builder
 		if status := run(b.Context(), []string{"replay", file, "--limit", "10 per 1m, capacity 20"}, strings.NewReader(""), &out, &out); status != exitOK {

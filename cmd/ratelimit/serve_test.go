@@ -45,31 +45,23 @@ func (w *world) serve(args ...string) *serving {
 func (s *serving) get(host, path, token string) (status int, text string) {
 	s.Helper()
 	request, err := http.NewRequestWithContext(s.Context(), http.MethodGet, s.url+path, nil)
-	if err != nil {
-		s.Fatal(err)
-	}
+	must(s, err)
 	request.Host = host
 	if token != "" {
 		request.SetBasicAuth("", token)
 	}
 	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		s.Fatal(err)
-	}
+	must(s, err)
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		s.Fatal(err)
-	}
+	must(s, err)
 	return response.StatusCode, string(body)
 }
 
 // stop interrupts the program, which then ends well.
 func (s *serving) stop() {
 	s.Helper()
-	if err := s.cmd.Process.Signal(syscall.SIGINT); err != nil {
-		s.Fatal(err)
-	}
+	must(s, s.cmd.Process.Signal(syscall.SIGINT))
 	if _, err := io.ReadAll(s.text); err != nil && !errors.Is(err, os.ErrClosed) {
 		s.Fatal(err)
 	}

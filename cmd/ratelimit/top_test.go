@@ -33,8 +33,7 @@ func TestTop(t *testing.T) {
 		t.Errorf("an escape sequence where there is no terminal: %q", text)
 	}
 	// It looks at the table of refusals alone: where there is none of limits, it works.
-	_, err = db.Pool.Exec(t.Context(), "DROP TABLE "+db.Schema+".rate_limits")
-	w.must(err)
+	w.must(errOf(db.Pool.Exec(t.Context(), "DROP TABLE "+db.Schema+".rate_limits")))
 	w.program("top").ok(t)
 	w.program("top", "--since", "2h").wantStatus(t, exitBad, "Since")
 	w.program("top", "--every", "1ms").wantStatus(t, exitBad, "--every 1ms")
@@ -51,8 +50,7 @@ func TestTopLive(t *testing.T) {
 	db := pgtest.New(t, pgtest.With(migrations.Refusals))
 	w := &world{T: t, db: db}
 	add := func(key string) {
-		_, err := db.Pool.Exec(t.Context(), `INSERT INTO `+db.Schema+`.rate_limit_refusals VALUES ('api', $1, date_trunc('minute', now()), 5, 0, now(), NULL)`, key)
-		w.must(err)
+		w.must(errOf(db.Pool.Exec(t.Context(), `INSERT INTO `+db.Schema+`.rate_limit_refusals VALUES ('api', $1, date_trunc('minute', now()), 5, 0, now(), NULL)`, key)))
 	}
 	add("first")
 	cmd := exec.CommandContext(t.Context(), "script", "--quiet", "--return", "--command", "exec "+os.Args[0]+" top --every 100ms --schema "+db.Schema, "/dev/null")
@@ -75,8 +73,7 @@ func TestTopLive(t *testing.T) {
 			add("second")
 		}
 	}
-	_, err = stdin.Write([]byte{3}) // Ctrl-C
-	w.must(err)
+	w.must(errOf(stdin.Write([]byte{3}))) // Ctrl-C
 	for lines.Scan() {
 	}
 	if err := cmd.Wait(); err != nil {

@@ -83,12 +83,12 @@ var ratios = []struct {
 	{"a decision, one key, 1 goroutine", rueidis, "granted-one-key", 1, lua, combined, escrow, goRedis, "go-redis"},
 	{"the same, 64 goroutines", rueidis, "granted-one-key", 64, lua, combined, escrow, goRedis, "go-redis"},
 	{"a decision, 10,000 keys, 64 goroutines", rueidis, "granted-10k-keys", 64, lua, combined, escrow, goRedis, "go-redis"},
-	{"a transaction with one INSERT, one key, 64 goroutines", "no limit", "tx-one-key", 64, noLimit, inTx, beforeTx, byHand, "`FOR UPDATE` by hand"},
+	{"one INSERT by `AllowFunc`, one key, 64 goroutines", "no limit", "tx-one-key", 64, noLimit, inTx, beforeTx, byHand, "`FOR UPDATE` by hand"},
 	{"the same, 32 shards", "no limit", "tx-one-key", 64, noLimit, inTx + ", 32 shards", "", "", ""},
 	{"the same, 10,000 keys", "no limit", "tx-10k-keys", 64, noLimit, inTx, beforeTx, byHand, "`FOR UPDATE` by hand"},
-	{"the same, by `AllowTx`", "no limit", "tx-10k-keys", 64, noLimit, "ours, AllowTx", "", "no limit, but an upsert of the key's row", "an upsert"},
-	{"the same, by `AllowOnCommit`", "no limit", "tx-10k-keys", 64, noLimit, "ours, with COMMIT", "", "", ""},
-	{"the same, by `QueueTake`", "no limit", "tx-10k-keys", 64, noLimit, "ours, in the batch of the work", "", "", ""},
+	{"the same, 10,000 keys, by `AllowTx`", "no limit", "tx-10k-keys", 64, noLimit, "ours, AllowTx", "", "no limit, but an upsert of the key's row", "an upsert"},
+	{"the same, 10,000 keys, by `AllowOnCommit`", "no limit", "tx-10k-keys", 64, noLimit, "ours, with COMMIT", "", "", ""},
+	{"the same, 10,000 keys, by `QueueTake`", "no limit", "tx-10k-keys", 64, noLimit, "ours, in the batch of the work", "", "", ""},
 }
 
 const (
@@ -106,7 +106,7 @@ const (
 // speed returns the table. Each line is of the first run that has its figures.
 func speed(runs ...map[figure]float64) (string, error) {
 	var b strings.Builder
-	b.WriteString("| how many a second | compared with | this library | [from memory](docs/scaling.md#from-memory) | another way |\n|---|---|---|---|---|\n")
+	b.WriteString("| operations a second | compared with | this library | [from memory](docs/scaling.md#from-memory) | another way |\n|---|---|---|---|---|\n")
 	for _, r := range ratios {
 		run := runs[max(0, slices.IndexFunc(runs, func(run map[figure]float64) bool { return run[figure{r.name, r.goroutines, r.ours}] > 0 }))]
 		base := run[figure{r.name, r.goroutines, r.base}]

@@ -18,6 +18,7 @@ import (
 	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/memstore"
+	"github.com/pgratelimit/ratelimit/migrations"
 )
 
 // told is an answer of a function.
@@ -431,4 +432,27 @@ func asRole(t *testing.T, db *pgtest.DB) (conn *pgxpool.Conn, as func(text strin
 		}
 	}
 	return conn, as
+}
+
+// The owner of the functions needs DELETE on the table too, for what is not there.
+func TestFunctionsOfAnotherOwner(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	role := newRole(t, db)
+	inSchema(t, db, "GRANT CREATE ON SCHEMA "+db.Schema+" TO "+role+"; GRANT SELECT, INSERT, UPDATE ON rate_limits TO "+role)
+	inSchema(t, db, "SET LOCAL ROLE "+role+"; "+migrations.Functions.UpSQL())
+	_, as := asRole(t, db)
+	for _, call := range []string{
+		"renew('p', 'none', 0, 1790000000000000, '1 s')", "release('p', 'none', 0, 1790000000000000)",
+		"change({schema}.rate_limit_request('a', 'none', 1, '1 s'), {schema}.rate_limit_request('a', 'none', 2, '1 s'))",
+	} {
+		if err := as("SELECT {schema}.rate_limit_" + call); !hasCode(err, "42501") {
+			t.Errorf("%s without DELETE: got %v, want insufficient_privilege", call, err)
+		}
+		inSchema(t, db, "GRANT DELETE ON rate_limits TO "+role)
+		if err := as("SELECT {schema}.rate_limit_" + call); err != nil {
+			t.Errorf("%s with DELETE: %v", call, err)
+		}
+		inSchema(t, db, "REVOKE DELETE ON rate_limits FROM "+role)
+	}
 }

@@ -337,7 +337,7 @@ func attackAccounts(ctx context.Context, l *site, c *chapter) error {
 		tasks = append(tasks, task{Workers: workers, Conns: 10, Isolation: level})
 	}
 	tasks[1].Portable = true
-	c.say("%d processes of %d goroutines call all verbs that take and give back: on their own, in transactions at every isolation level, and in the runner with functions that misbehave. There are %d limits of all three kinds, with shards and plans. Each process has connections with another default isolation level, and one process is Portable. Prune, pauses and edits go on beside.", len(tasks), workers, len(all)+1)
+	c.say("%d processes of %d goroutines call all verbs that take or give back. They call on their own, in transactions at every isolation level, and in the runner with functions that misbehave. There are %d limits of all three kinds, with shards and plans. The connections of each process have another default isolation level, and one process is Portable. Meanwhile others prune, pause and edit.", len(tasks), workers, len(all)+1)
 	lasts := l.seconds(60, 10)
 	var d disturbed
 	harm := func(ctx context.Context, s *suffering) error {

@@ -125,7 +125,7 @@ func attackArrivals(ctx context.Context, l *site, c *chapter) error {
 	if err != nil {
 		return err
 	}
-	c.say("Three processes, one of which is Portable, take from each limit in every form, while rows are kept locked and processes stand still (SIGSTOP). For every stretch between two grants, the granted tokens are divided by what the limit promises for it. The largest share is shown. A second run has one process whose clock, which then decides, is set forward and back.")
+	c.say("Three processes take from each limit in every form; one process is Portable. Meanwhile rows are kept locked, and processes stand still (SIGSTOP). For every stretch between two grants, the report divides the granted tokens by what the limit allows. It shows the largest share. In a second run, the clock of one process decides, and is set forward and back.")
 	const reached = 0.85
 	granted := newArrived(arrivals)
 	children, err := l.launch(ctx, three(task{Job: "arrive", Schema: schema, Workers: 3, Conns: 10}), granted.read)

@@ -14,7 +14,7 @@ import (
 
 // attackCrash kills servers, their processes, and clients.
 func attackCrash(ctx context.Context, l *site, c *chapter) error {
-	c.say("Two processes do the work of the accounts while a backend or the server's first process is killed (kill -9), and the server restarts. Single connections are terminated, and a third client process is killed. fsync is on.")
+	c.say("Two processes repeat the exact accounts. Meanwhile a backend or the server's first process is killed (kill -9), and the server restarts. Single connections are terminated, and a third client process is killed. fsync is on.")
 	rounds := 4
 	if l.quick {
 		rounds = 1

@@ -58,7 +58,7 @@ func attackCrossed(ctx context.Context, l *site, c *chapter) error {
 	if l.quick {
 		calls = 2_000
 	}
-	c.say("%d goroutines of two stores use up a quota of a year, of %d calls in each form, and count who is told that a half, four fifths and all of it are used. COMMIT does not wait for the disk here.", callers, calls)
+	c.say("%d goroutines of two stores use up a yearly quota of %d calls in each form. They count how often calls report that a half, four fifths and all of it are used. COMMIT does not wait for the disk here.", callers, calls)
 	for _, form := range crossedForms {
 		schema, err := l.schema(ctx)
 		if err != nil {

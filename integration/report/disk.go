@@ -15,7 +15,7 @@ import (
 
 // attackDisk has the server refuse to write, and its disks be full.
 func attackDisk(ctx context.Context, l *site, c *chapter) error {
-	c.say("Two processes do the work of the accounts while default_transaction_read_only goes on and off. Then the tables are on a small file system that fills up and is emptied again. Then the write-ahead log is on it, which ends the server each time until there is space.")
+	c.say("Two processes repeat the exact accounts while default_transaction_read_only goes on and off. Then the tables are on a small file system, which fills up and is emptied again. Last, the write-ahead log is on that file system, and the server stops each time until there is space.")
 	rounds := 6
 	if l.quick {
 		rounds = 1

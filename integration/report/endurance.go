@@ -20,7 +20,7 @@ func attackEndurance(ctx context.Context, l *site, c *chapter) error {
 	if l.minutes > 0 {
 		lasts = time.Duration(l.minutes * float64(time.Minute))
 	}
-	c.say("Two processes do the work of the accounts for %v, beside Prune and edits. A snapshot is held for the first half, so that PostgreSQL keeps all old versions of rows. Keys come and go, and their rows stay. So the table grows with the number of rows, and must not grow otherwise. In each quarter, the run measures the p99 of a call with its own key, the table's size, and the processes' heaps after a collection.", lasts)
+	c.say("Two processes repeat the exact accounts for %v, beside Prune and edits. For the first half a snapshot is held, so PostgreSQL keeps all old versions of rows. Keys come and go, and their rows stay. The table may grow only with the number of rows. In each quarter, the run measures the p99 of a call with its own key, the table's size, and the processes' heaps after a collection.", lasts)
 	var w watch
 	tasks := []task{{Conns: 8, Workers: 4}, {Conns: 8, Workers: 4, Isolation: "repeatable read"}}
 	_, err := l.suffer(ctx, c, attack{tasks: tasks, harm: func(ctx context.Context, s *suffering) error {

@@ -114,7 +114,7 @@ func (t *conflicted) TraceBatchEnd(ctx context.Context, _ *pgx.Conn, data pgx.Tr
 // attackHook has stores with Config.Observe suffer, and compares what that was told with what
 // callers were told, and with the rows.
 func attackHook(ctx context.Context, l *site, c *chapter) error {
-	c.say("Stores of all kinds (plain, portable, from memory) tell Config.Observe of calls in every form, some with a limit in shadow, while functions fail, panic and are run again, transactions are rolled back, and callers give up. A fourth has a pool that is too small, and two work through a relay that cuts connections, while backends are terminated. Each call has its own context, by which its events are found. What is gone from the rows is compared with what events say was taken: exactly, or where answers were lost within what they say is unknown; and retries with the 40001 that pgx's tracer saw.")
+	c.say("Stores of all kinds (plain, portable, from memory) report calls in every form to Config.Observe, some with a limit in shadow. Meanwhile functions fail, panic and run again, transactions are rolled back, and callers give up. A fourth store has a pool that is too small. Two work through a relay that cuts connections, while backends are terminated. Each call has its own context, which finds its events. The tokens gone from the rows must equal the tokens that events report as taken. If answers were lost, they may differ by the tokens that events report as unknown. Retries must equal the 40001 that pgx's tracer saw.")
 	f := &faulty{rarely: 150, done: map[string]int{}, turns: map[string]int{}}
 	stores, end, err := l.hookedStores(ctx, f)
 	if err != nil {

@@ -28,7 +28,7 @@ func attackPools(ctx context.Context, l *site, c *chapter) error {
 	if !known {
 		timeouts, tasks = timeouts[:3], tasks[:2]
 	}
-	c.say("The work of the accounts on connections whose time-outs strike (transaction_timeout from PostgreSQL 17 on). Then 500 goroutines share a pool of one connection, and 500 a pool of four. Then connections live for 30 ms.")
+	c.say("The exact accounts are repeated on connections with time-outs that end statements and transactions (transaction_timeout from PostgreSQL 17 on). Then 500 goroutines share a pool of one connection, and 500 a pool of four. Last, connections live for 30 ms.")
 	struck := func(s *suffering) (counts []count) {
 		for _, t := range timeouts {
 			counts = append(counts, count{fmt.Sprintf("told of %s (%s)", t.name, t.code), s.coded(t.code)})

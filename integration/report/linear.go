@@ -83,7 +83,7 @@ func attackLinear(ctx context.Context, l *site, c *chapter) error {
 		return err
 	}
 	defer p.close()
-	c.say("Eight goroutines with two stores call one row. porcupine looks for an order of all calls, each between its beginning and its end, in which the pure algebra gives the same answers. The instant of each decision is known, so the model guesses nothing.")
+	c.say("Eight goroutines with two stores take from one row. The checker porcupine looks for an order of all calls, each between its beginning and its end, in which the pure functions give the same answers. The time of each decision is known, so the model guesses nothing.")
 	rounds := 6
 	if l.quick {
 		rounds = 2

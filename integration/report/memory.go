@@ -39,7 +39,7 @@ func attackMemory(ctx context.Context, l *site, c *chapter) error {
 	if l.quick {
 		h.processes = 3
 	}
-	c.say("%d processes with Config.Escrow of %v, every third one Portable, take from each limit in every form. Meanwhile one is stopped for longer than its leases last, or killed and replaced; rows are kept locked; statements and answers are late, also all at once; and the whole server is stopped. As above, the largest share of what a limit promises is shown, over all stretches between two grants. By callers' own clocks it is the share that was used for certain. How near that comes to 1 is a matter of speed. Then eight stores take ahead of which one is busy, or another each time, beside one without Config.Escrow that meets the same demand, again where it falls short, and twice at most; and one process floods a key that has enough.", h.processes, hoardedAt)
+	c.say("%d processes with Config.Escrow of %v take from each limit in every form; every third one is Portable. Meanwhile processes are stopped for longer than their leases last, or killed and replaced. Rows are kept locked, statements and answers are late, also all at once, and the whole server is stopped. As above, the report shows the largest share of what a limit allows, over all stretches between two grants. By callers' own clocks it shows the share that was used for certain. How near that comes to 1 depends on speed. Then eight stores take ahead, while one of them is busy, or another each time. A store without Config.Escrow meets the same demand. A measurement that falls short is repeated, at most twice. Last, one process floods a key that has enough.", h.processes, hoardedAt)
 	harmed, err := h.run(ctx)
 	if err != nil {
 		return err

@@ -32,7 +32,7 @@ func setPermitsClock(ctx context.Context, l *site, c *chapter) error {
 		c.notRun(what, "there is no libfaketime")
 		return nil
 	}
-	c.say("Then the same at a server whose clock is set forward and back by up to six leases (libfaketime), so that leases end before their holders know it.")
+	c.say("Then the same runs on a server whose clock is set forward and back by up to six leases (libfaketime), so leases end before their holders know it.")
 	clock, err := newSetClock()
 	if err != nil {
 		return err

@@ -114,7 +114,7 @@ func (h *holders) killAll() time.Time {
 // killHolders has processes hold permits while some are killed, some stand still past their
 // leases and go on, and the server stands still.
 func killHolders(ctx context.Context, l *site, c *chapter) error {
-	c.say("Eight processes of four goroutines hold the 10 permits of one key, one to five at a time, with leases of 500 ms and a Limit of 8 to 10, and note each 5 ms that they believe to hold one, by the clock of the machine, which is the server's too. Some are killed, some stand still past their leases and go on (SIGSTOP), and so does the server. Then all are killed, and somebody else takes every permit.")
+	c.say("Eight processes of four goroutines hold the 10 permits of one key, one to five at a time, with leases of 500 ms and a Limit of 8 to 10. Every 5 ms they note that they believe they hold one, by the machine's clock, which is also the server's. Some are killed. Some stand still past their leases and go on (SIGSTOP), and so does the server. Last, all are killed, and another process takes every permit.")
 	p, err := l.place(ctx, 8)
 	if err != nil {
 		return err

@@ -79,7 +79,7 @@ func busyFor(all []served, bare bool, from, to time.Time) (busy time.Duration, p
 
 // waitForPermits has 1,000 wait for 10 permits.
 func waitForPermits(ctx context.Context, l *site, c *chapter) error {
-	c.say("Then 1,000 in 3 processes wait for 10 permits, and work with them for %v, again and again; one of them wants 8 at a time. Beside them 10 do the same work without a limit, and commit a row of their own between two pieces: that is what the machine lets through.", queueWork)
+	c.say("Then 1,000 goroutines in 3 processes wait for 10 permits, and work with them for %v, again and again. One of them wants 8 at a time. Beside them, 10 goroutines do the same work without a limit, and commit a row of their own between two pieces. That shows what the machine can do.", queueWork)
 	p, err := l.place(ctx, 4)
 	if err != nil {
 		return err

@@ -19,7 +19,7 @@ const pooled = 4
 // attackPooler has processes work through PgBouncer, whose connections to the server then
 // come to harm.
 func attackPooler(ctx context.Context, l *site, c *chapter) error {
-	c.say("Two processes of eight connections each do the work of the accounts through PgBouncer in transaction pooling, which has %d connections to the server. Then a relay between PgBouncer and the server cuts, delays and silences.", pooled)
+	c.say("Two processes of eight connections each repeat the exact accounts through PgBouncer, which pools transactions over %d connections to the server. Then a relay between PgBouncer and the server cuts, delays and silences connections.", pooled)
 	r, err := relayTo(l.server.URL)
 	if err != nil {
 		return err

@@ -94,9 +94,9 @@ func (r *report) markdown() string {
 	for _, fact := range r.facts {
 		fmt.Fprintf(&b, "- %s\n", fact)
 	}
-	b.WriteString("\nEvery figure is counted in that run, the zeros too. A line whose fault did not happen\nfails, and so does the command. [INVARIANTS.md](../INVARIANTS.md) says what is promised;\n`go run ./integration/mutants` plants known faults again and shows which test finds each.\n")
+	b.WriteString("\nEvery figure was counted in that run, the zeros too. If a fault did not happen, its line fails,\nand so does the command. [INVARIANTS.md](../INVARIANTS.md) lists the promises.\n`go run ./integration/mutants` plants known faults again, and shows which test finds each.\n")
 	if absent := r.absent(); len(absent) > 0 {
-		fmt.Fprintf(&b, "\n**Not run, for want of what this machine has not: %s. As a whole this run is not valid.**\n", strings.Join(absent, "; "))
+		fmt.Fprintf(&b, "\n**Not run, because this machine lacks what they need: %s. This run is not valid.**\n", strings.Join(absent, "; "))
 	}
 	for _, c := range r.chapters {
 		c.write(&b)

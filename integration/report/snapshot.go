@@ -21,7 +21,7 @@ func attackSnapshot(ctx context.Context, l *site, c *chapter) error {
 		lasts = time.Duration(l.minutes * float64(time.Minute))
 		window = min(window, lasts/3)
 	}
-	c.say("A snapshot is held for %v, so that no version of a row can be thrown away, while %d goroutines of one process take from one key, %d times a second together, by one verb after the other. What is told is the calls a second, and their p99, in the first %v and in the last.", lasts, hotCallers, hotRate, window)
+	c.say("A snapshot is held for %v, so PostgreSQL keeps every version of a row. Meanwhile %d goroutines of one process take from one key, %d times a second together, by one verb after the other. The report shows the calls a second, and their p99, in the first %v and in the last.", lasts, hotCallers, hotRate, window)
 	for _, verb := range hotVerbs {
 		p, err := l.place(ctx, hotCallers+8)
 		if err != nil {

@@ -15,7 +15,7 @@ import (
 // attackPromotion kills a primary in the middle of its work, and has its synchronous
 // standby go on.
 func attackPromotion(ctx context.Context, l *site, c *chapter) error {
-	c.say("Two processes do the work of the accounts on a primary with a synchronous standby (pg_basebackup, synchronous_standby_names). The primary is killed (kill -9) in the middle, the standby is promoted, and the address leads there from then on. Every granted token must be there.")
+	c.say("Two processes repeat the exact accounts on a primary with a synchronous standby (pg_basebackup, synchronous_standby_names). In the middle the primary is killed (kill -9), the standby is promoted, and the address moves to it. The standby must have every granted token.")
 	rounds := 3
 	if l.quick {
 		rounds = 1

@@ -75,7 +75,7 @@ func strollOnce(r *rand.Rand, e *env, key string, locked bool) error {
 
 // attackStrangers keeps rows locked, and looks how long the calls for others take.
 func attackStrangers(ctx context.Context, l *site, c *chapter) error {
-	c.say("Two processes, one of which takes ahead (Config.Escrow), call with a thousand keys. Meanwhile a transaction keeps one row, then seven rows, of the same limit locked; others ask for these too. Periods with and without locked rows alternate, so that both see the same machine. That has other work too, so a figure above the bound is measured again, up to five times, and all are shown. The bound is for the best of one row, and of seven.")
+	c.say("Two processes call with a thousand keys; one process takes ahead (Config.Escrow). Meanwhile a transaction keeps one row, then seven rows, of the same limit locked, and other calls ask for these rows. Periods with and without locked rows alternate, so that both see the same machine. The machine has other work, so a figure above the bound is measured again, up to five times. All figures are shown. The bound is for the best of one row, and of seven.")
 	var best []float64
 	for try := 1; ; try++ {
 		ratios, err := l.strangersOnce(ctx, c, fmt.Sprintf("measurement %d, ", try))

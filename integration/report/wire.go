@@ -109,7 +109,7 @@ func attackWire(ctx context.Context, l *site, c *chapter) error {
 	defer r.Close()
 	f := &faulty{rarely: 60, done: map[string]int{}, turns: map[string]int{}}
 	f.interfere(r)
-	c.say("Two processes do the work of the accounts through a relay. It cuts connections before, within and after requests and answers, passes some byte by byte, answers FATAL as a pooler does, or goes silent while new connections work. A call that ended with an error is counted as perhaps taken; all others are exact.")
+	c.say("Two processes repeat the exact accounts through a relay. It cuts connections before, within and after requests and answers. It passes some byte by byte, answers FATAL as a pooler does, or goes silent while new connections work. A call that ended with an error may have taken its tokens or not. All other calls are counted exactly.")
 	_, err = l.suffer(ctx, c, attack{lasts: l.seconds(40, 10), tasks: []task{
 		{Conns: 8, Workers: 8, Relay: r.Address().String(), Patience: 1500 * time.Millisecond},
 		{Conns: 8, Workers: 8, Relay: r.Address().String(), Patience: 1500 * time.Millisecond, Isolation: "serializable"},

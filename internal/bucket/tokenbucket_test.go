@@ -7,18 +7,6 @@ import (
 	. "github.com/pgratelimit/ratelimit"
 )
 
-func TestTokenBucketFractions(t *testing.T) {
-	tokens := TokenBucket{Name: "a", Rate: 2.5, Period: time.Second, Capacity: 0.75}
-	run(t, tokens, []step{
-		{t0, allow(0.5), true, 0, 0.25},
-		{t0, allow(0.5), false, d, 0.25},
-		{t1, allow(0.5), true, 0, 0},
-		{t2, allow(0.25), true, 0, 0},
-		{t2, allow(0.75), false, 3 * d, 0},
-		{t5, allow(0.75), true, 0, 0},
-	})
-}
-
 // A clock that goes back takes no tokens away and creates none.
 func TestTokenBucketClockGoesBack(t *testing.T) {
 	tokens := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 3}

@@ -71,12 +71,8 @@ func smallTree(t *testing.T) (root string) {
 	}
 	for name, text := range files {
 		file := filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Dir(file), 0o755))
+		must(t, os.WriteFile(file, []byte(text), 0o644))
 	}
 	return root
 }
@@ -84,9 +80,7 @@ func smallTree(t *testing.T) (root string) {
 func read(t *testing.T, root, file string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(text)
 }
 
@@ -94,9 +88,7 @@ func read(t *testing.T, root, file string) string {
 func snapshot(t *testing.T, root string) map[string]string {
 	t.Helper()
 	files, err := walk(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	texts := map[string]string{}
 	for _, file := range files {
 		texts[file] = read(t, root, file)
@@ -106,9 +98,7 @@ func snapshot(t *testing.T, root string) map[string]string {
 
 func TestCut(t *testing.T) {
 	root := smallTree(t)
-	if err := cut(t.Context(), root, "v0.2.0", day); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cut(t.Context(), root, "v0.2.0", day))
 	for _, m := range published[1:] {
 		if text := read(t, root, string(m)+"/go.mod"); strings.Contains(text, "v0.1.0") || !strings.Contains(text, ourPath+" v0.2.0") {
 			t.Errorf("%s/go.mod:\n%s", m, text)
@@ -145,9 +135,7 @@ func TestCutRefuses(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			root := smallTree(t)
 			if test.file != "" {
-				if err := os.WriteFile(filepath.Join(root, test.file), []byte(read(t, root, test.file)+test.text), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.WriteFile(filepath.Join(root, test.file), []byte(read(t, root, test.file)+test.text), 0o644))
 			}
 			before := snapshot(t, root)
 			if err := cut(t.Context(), root, test.version, day); err == nil || !strings.Contains(err.Error(), test.want) {
@@ -163,9 +151,7 @@ func TestCutRefuses(t *testing.T) {
 func TestFormatSum(t *testing.T) {
 	const text = "b.example v1.9.0/go.mod h1:b=\nb.example v1.10.0 h1:c=\nc.example v1.1.0 h1:d=\nc.example v1.1.0/go.mod h1:e=\n"
 	file := filepath.Join(t.TempDir(), "go.sum")
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte(text), 0o644))
 	sums, err := readSum(file)
 	if got := string(formatSum(sums)); err != nil || got != text {
 		t.Errorf("got\n%s%v, want\n%s", got, err, text)
@@ -176,14 +162,10 @@ func TestFormatSum(t *testing.T) {
 // whose requirements there are not yet.
 func TestOrder(t *testing.T) {
 	root, err := findRoot(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for i, m := range published {
 		mod, err := readMod(root, m)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, require := range mod.Require {
 			at := slices.IndexFunc(published, func(p ourModule) bool { return p.path() == require.Mod.Path })
 			if at >= i || at < 0 && strings.HasPrefix(require.Mod.Path, ourPath) {
@@ -207,23 +189,15 @@ func TestUsage(t *testing.T) {
 func TestBroughtBack(t *testing.T) {
 	const m ourModule = "migrate"
 	root, tree := smallTree(t), t.TempDir()
-	if _, err := copyTo(t.Context(), root, tree); err != nil {
-		t.Fatal(err)
-	}
-	if err := replaceOthers(tree, m); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(copyTo(t.Context(), root, tree)))
+	must(t, replaceOthers(tree, m))
 	if text := read(t, tree, "migrate/go.mod"); !strings.Contains(text, "\nreplace "+ourPath+" => "+tree+"\n") {
 		t.Errorf("replaced:\n%s", text)
 	}
 	const tidied = "b.example/y v1.0.0 h1:y=\n"
-	if err := os.WriteFile(m.sumFile(tree), []byte(tidied), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(m.sumFile(tree), []byte(tidied), 0o644))
 	mod, sum, err := broughtBack(tree, root, m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if want := read(t, root, "migrate/go.mod"); string(mod) != want {
 		t.Errorf("go.mod: got\n%s, want\n%s", mod, want)
 	}
@@ -231,3 +205,14 @@ func TestBroughtBack(t *testing.T) {
 		t.Errorf("go.sum: got\n%s, want\n%s", sum, tidied+ours)
 	}
 }
+
+// must fails the test for an error.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// errOf returns the error of a call that returns a value besides.
+func errOf[T any](_ T, err error) error { return err }

@@ -38,9 +38,7 @@ func TestReleased(t *testing.T) {
 		t.Skip("compiles all of it: go test ./internal/release -released, which is a step of .ci/run")
 	}
 	root, err := findRoot(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Run("tidy", func(t *testing.T) { testTidy(t, root) })
 	s := newSite(t, root)
 	// One after the other: they share the machine with the tests of other packages.
@@ -56,14 +54,10 @@ func TestReleased(t *testing.T) {
 func testTidy(t *testing.T, root string) {
 	tree := t.TempDir()
 	all, err := tidied(t.Context(), root, tree)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, m := range all {
 		mod, sum, err := broughtBack(tree, root, m)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if read(t, root, string(m)+"/go.mod") != string(mod) || len(sum) > 0 && read(t, root, string(m)+"/go.sum") != string(sum) {
 			t.Errorf("module %s is not tidy: go run ./internal/release tidy", m.path())
 		}
@@ -80,27 +74,15 @@ func newSite(t *testing.T, root string) *site {
 	dir := t.TempDir()
 	s := &site{tree: filepath.Join(dir, "tree")}
 	files, err := copyTo(t.Context(), root, s.tree)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	all, err := modules(s.tree)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := releasedVersion(s.tree, all); err != nil {
-		t.Fatal(err)
-	}
-	if err := writeVersion(t.Context(), s.tree, all, next); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, errOf(releasedVersion(s.tree, all)))
+	must(t, writeVersion(t.Context(), s.tree, all, next))
 	proxy := filepath.Join(dir, "proxy")
-	if err := serve(proxy, s.tree, files, next); err != nil {
-		t.Fatal(err)
-	}
+	must(t, serve(proxy, s.tree, files, next))
 	users, err := command{environ: os.Environ()}.run(t.Context(), "go", "env", "GOMODCACHE")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s.environ = append(os.Environ(),
 		"GOWORK=off",
 		"GOPROXY="+fileURL(proxy)+","+fileURL(filepath.Join(strings.TrimSpace(users), "cache", "download")),
@@ -157,9 +139,7 @@ func (s *site) with(environ ...string) *site {
 func (s *site) must(t *testing.T, dir, name string, args ...string) string {
 	t.Helper()
 	out, err := command{dir, s.environ}.run(t.Context(), name, args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return out
 }
 
@@ -172,9 +152,7 @@ func (s *site) program(t *testing.T, imports ...string) (dir string) {
 	for _, path := range imports {
 		source += fmt.Sprintf("import _ %q\n", path)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte(source+"\nfunc main() {}\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, "main.go"), []byte(source+"\nfunc main() {}\n"), 0o644))
 	return dir
 }
 
@@ -249,9 +227,7 @@ func (s *site) testImporter(t *testing.T) {
 // no newer Go than what it requires does.
 func (s *site) testAlone(t *testing.T) {
 	all, err := modules(s.tree)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, m := range all {
 		t.Run(m.path(), func(t *testing.T) {
 			dir := filepath.Join(s.tree, string(m))
@@ -303,9 +279,7 @@ func (s *site) testTags(t *testing.T) {
 		t.Skip("there is no git")
 	}
 	clone := t.TempDir()
-	if _, err := copyTo(t.Context(), s.tree, clone); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(copyTo(t.Context(), s.tree, clone)))
 	s.must(t, clone, "git", "init", "--quiet")
 	s.must(t, clone, "git", "add", "--all")
 	s.must(t, clone, "git", "-c", "user.name=x", "-c", "user.email=x@example.com", "-c", "commit.gpgsign=false", "commit", "--quiet", "--message", "x")
@@ -317,9 +291,7 @@ func (s *site) testTags(t *testing.T) {
 	for _, m := range published {
 		var tagged, served struct{ Sum, GoModSum string }
 		for into, from := range map[*struct{ Sum, GoModSum string }]*site{&tagged: direct, &served: s} {
-			if err := json.Unmarshal([]byte(from.must(t, clone, "go", "mod", "download", "-json", m.path()+"@"+next)), into); err != nil {
-				t.Fatal(err)
-			}
+			must(t, json.Unmarshal([]byte(from.must(t, clone, "go", "mod", "download", "-json", m.path()+"@"+next)), into))
 		}
 		if tagged != served || tagged.Sum == "" {
 			t.Errorf("%s: tag gives %v, proxy %v", m.path(), tagged, served)

@@ -21,9 +21,7 @@ func cached(t *testing.T) string {
 		t.Setenv(name, dir)
 	}
 	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return filepath.Join(cache, "ratelimit-postgres")
 }
 
@@ -36,9 +34,7 @@ func caches(dir string) []string {
 func installed(t *testing.T) installation {
 	t.Helper()
 	inst, err := newest(t.Context(), binDirs(t.Context()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return inst
 }
 
@@ -46,9 +42,7 @@ func installed(t *testing.T) installation {
 func names(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
@@ -101,19 +95,13 @@ func TestTemplateReplaced(t *testing.T) {
 	outdated := inst.templatePath(nil)
 	inst.dir += "-other"
 	another := inst.templatePath(nil)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(dir, 0o700))
 	left, underWay := filepath.Join(dir, "1.part"), filepath.Join(dir, "2.part")
 	for _, file := range []string{path, outdated, another, left, underWay} {
-		if err := os.WriteFile(file, []byte("half"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, []byte("half"), 0o600))
 	}
 	long := time.Now().Add(-2 * unfinished)
-	if err := os.Chtimes(left, long, long); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chtimes(left, long, long))
 	mustStartLocal(t, Options{})
 	want := []string{filepath.Base(path), filepath.Base(another), filepath.Base(underWay)}
 	slices.Sort(want)
@@ -142,11 +130,7 @@ func TestStartCanceled(t *testing.T) {
 	}
 	start()
 	archive, _, err := inst.template(t.Context(), Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := archive.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, archive.Close())
 	start()
 }

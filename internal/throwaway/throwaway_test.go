@@ -65,9 +65,7 @@ func noBinaries(context.Context) []string { return nil }
 func mustStartLocal(t *testing.T, opts Options) *Server {
 	t.Helper()
 	s, err := startLocal(t.Context(), opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -80,14 +78,10 @@ func mustStartLocal(t *testing.T, opts Options) *Server {
 func show(t *testing.T, serverURL, parameter string) string {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), serverURL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close(context.Background())
 	var value string
-	if err := conn.QueryRow(t.Context(), "SHOW "+parameter).Scan(&value); err != nil {
-		t.Fatal(err)
-	}
+	must(t, conn.QueryRow(t.Context(), "SHOW "+parameter).Scan(&value))
 	return value
 }
 
@@ -114,9 +108,7 @@ func exists(path string) bool {
 func TestStartAndClose(t *testing.T) {
 	t.Parallel()
 	s, err := startLocal(t.Context(), Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	dir := filepath.Dir(show(t, s.URL, "data_directory"))
 	if !exists(dir) {
 		t.Errorf("%s does not exist while the server runs", dir)
@@ -127,9 +119,7 @@ func TestStartAndClose(t *testing.T) {
 
 	// A client that stays must not hold up Close.
 	conn, err := pgx.Connect(t.Context(), s.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close(t.Context())
 	var one int
 	if err := conn.QueryRow(t.Context(), "SELECT 1").Scan(&one); err != nil || one != 1 {
@@ -137,9 +127,7 @@ func TestStartAndClose(t *testing.T) {
 	}
 
 	for range 2 {
-		if err := s.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Close())
 	}
 	if exists(dir) {
 		t.Errorf("%s still exists", dir)
@@ -155,12 +143,8 @@ func TestParentKilled(t *testing.T) {
 	cmd.Env = append(os.Environ(), childVariable+"=1")
 	cmd.Stderr = os.Stderr
 	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Wait() })
 
 	line, err := bufio.NewReader(stdout).ReadString('\n')
@@ -172,14 +156,10 @@ func TestParentKilled(t *testing.T) {
 
 	// A client that stays must not keep the server alive.
 	conn, err := pgx.Connect(t.Context(), serverURL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close(t.Context())
 
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Process.Kill())
 	killed := time.Now()
 	for listens(t, serverURL) || exists(dir) {
 		if time.Since(killed) > 20*time.Second {
@@ -194,22 +174,16 @@ func TestParentKilled(t *testing.T) {
 func publicTempDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp(FastDir(), "throwaway-test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(dir, 0o777))
 	return dir
 }
 
 func empty(t *testing.T, dir string) bool {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return len(entries) == 0
 }
 
@@ -217,9 +191,7 @@ func empty(t *testing.T, dir string) bool {
 func listens(t *testing.T, serverURL string) bool {
 	t.Helper()
 	u, err := url.Parse(serverURL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	conn, err := net.Dial("tcp", u.Host)
 	if err != nil {
 		return false
@@ -232,9 +204,7 @@ func TestDatabaseURL(t *testing.T) {
 	t.Parallel()
 	running := mustStartLocal(t, Options{})
 	s, err := start(t.Context(), Options{}, machine{databaseURL: running.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if s.URL != running.URL || s.Source != "DATABASE_URL" {
 		t.Errorf("got %+v", s)
 	}
@@ -249,9 +219,7 @@ func TestDatabaseURL(t *testing.T) {
 func TestBadDatabaseURL(t *testing.T) {
 	t.Parallel()
 	running, err := url.Parse(mustStartLocal(t, Options{}).URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	running.User = url.UserPassword("postgres", "hunter2")
 
 	for name, databaseURL := range map[string]string{
@@ -302,9 +270,7 @@ func fakeBinaries(t *testing.T, version string) string {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	for _, name := range []string{"initdb", "postgres"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755))
 	}
 	return dir
 }
@@ -367,9 +333,7 @@ func TestStartFails(t *testing.T) {
 func TestPortTaken(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer l.Close()
 	go func() { // answer, as a server would that is not PostgreSQL
 		for {
@@ -381,11 +345,17 @@ func TestPortTaken(t *testing.T) {
 		}
 	}()
 	inst, err := newest(t.Context(), binDirs(t.Context()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, port, _ := net.SplitHostPort(l.Addr().String())
 	if _, err := inst.startOn(t.Context(), port, Options{}); !errors.Is(err, errPortTaken) {
 		t.Errorf("got %v, want errPortTaken", err)
+	}
+}
+
+// must fails the test for an error.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

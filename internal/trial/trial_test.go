@@ -1,7 +1,6 @@
 package trial_test
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -17,45 +16,6 @@ var (
 	begin  = time.Date(2026, 3, 2, 8, 0, 0, 0, time.UTC)
 	bucket = ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Minute, Capacity: 20}
 )
-
-func replay(t *testing.T, limit ratelimit.Limit, calls []trial.Call, reserve bool, watch *trial.Watch) *trial.Trial {
-	t.Helper()
-	tried, err := trial.Replay(t.Context(), limit, calls, reserve, watch, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return tried
-}
-
-func TestReplay(t *testing.T) {
-	t.Parallel()
-	var calls []trial.Call
-	for i := range 30 { // at once: 20 are there
-		calls = append(calls, trial.Call{At: begin, Key: "a", Count: 1, Line: int32(i)})
-	}
-	calls = append(calls, trial.Call{At: begin, Key: "b", Count: 21}, trial.Call{At: begin.Add(6 * time.Second), Key: "a", Count: 1})
-	got := replay(t, bucket, calls, false, nil).Tally
-	want := trial.Tally{
-		Limit: bucket.Definition(), Calls: 32, Granted: 21, Refused: 11, Never: 1, Tokens: 21, Keys: 2,
-		LongestWait: 6 * time.Second, LongestWaitKey: "a", Peak: 21, PeakKey: "a",
-	}
-	if got != want {
-		t.Errorf("got  %+v\nwant %+v", got, want)
-	}
-	if most := replay(t, bucket, calls, false, nil).Most(5); len(most) != 2 || most[0] != (trial.KeyTally{Key: "a", Calls: 31, Refused: 10}) {
-		t.Errorf("most: %+v", most)
-	}
-	// Reservations wait instead.
-	if got := replay(t, bucket, calls[:30], true, nil); got.Refused != 0 || got.LongestWait != time.Minute {
-		t.Errorf("reserved: %+v", got.Tally)
-	}
-	calls[3].Count = -1
-	_, err := trial.Replay(t.Context(), bucket, calls, false, nil, nil)
-	var e *trial.CallError
-	if !errors.As(err, &e) || e.Call.Line != 3 || !errors.Is(err, ratelimit.ErrInvalid) {
-		t.Errorf("a negative count: %v", err)
-	}
-}
 
 // The peak is the most in any stretch as long as the period, counted anew.
 func TestPeak(t *testing.T) {
@@ -110,17 +70,6 @@ func simulate(t *testing.T, limit ratelimit.Limit, load trial.Load) *trial.Outco
 	return out
 }
 
-// At a window's edge twice the rate is granted; a sliding window grants it once.
-func TestEdge(t *testing.T) {
-	t.Parallel()
-	load := trial.Load{For: 5 * time.Minute, Burst: 100, Every: 59 * time.Second}
-	fixed := simulate(t, ratelimit.FixedWindow{Name: "l", Rate: 100, Period: time.Minute}, load)
-	sliding := simulate(t, ratelimit.SlidingWindow{Name: "l", Rate: 100, Period: time.Minute}, load)
-	if fixed.Peak != 200 || sliding.Peak != 100 {
-		t.Errorf("got %g and %g, want 200 and 100", fixed.Peak, sliding.Peak)
-	}
-}
-
 // A herd that calls again at the instant that it was told stays a herd; with jitter it does not.
 func TestHerd(t *testing.T) {
 	t.Parallel()
@@ -140,21 +89,6 @@ func TestHerd(t *testing.T) {
 	load.Retry = trial.Never
 	if out := simulate(t, bucket, load); out.Calls != 200 || out.GaveUp != 180 {
 		t.Errorf("%d calls, %d gave up, want 200 and 180", out.Calls, out.GaveUp)
-	}
-}
-
-// More capacity refuses fewer.
-func TestCapacityBuys(t *testing.T) {
-	t.Parallel()
-	before := 1.0
-	for _, capacity := range []float64{1, 2, 5, 10} {
-		limit := ratelimit.TokenBucket{Name: "l", Rate: 60, Period: time.Minute, Capacity: capacity}
-		out := simulate(t, limit, trial.Load{For: time.Hour, Rate: 0.9, Retry: trial.Never})
-		if share := out.RefusedShare(); share >= before {
-			t.Errorf("capacity %g refuses %g, and less refuses %g", capacity, share, before)
-		} else {
-			before = share
-		}
 	}
 }
 

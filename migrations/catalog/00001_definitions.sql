@@ -295,10 +295,10 @@ CREATE TRIGGER rate_limit_history_replace BEFORE INSERT ON rate_limit_history
     FOR EACH ROW WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION rate_limit_history_replace();
 
 -- +goose Down
-DROP TABLE rate_limit_definitions;
-DROP TABLE rate_limit_history;
-DROP TABLE rate_limit_pending;
-DROP FUNCTION rate_limit_definitions_check();
-DROP FUNCTION rate_limit_definitions_log();
-DROP FUNCTION rate_limit_definitions_turn();
-DROP FUNCTION rate_limit_history_replace();
+DROP TABLE IF EXISTS rate_limit_definitions;
+DROP TABLE IF EXISTS rate_limit_history;
+DROP TABLE IF EXISTS rate_limit_pending;
+DROP FUNCTION IF EXISTS rate_limit_definitions_check();
+DROP FUNCTION IF EXISTS rate_limit_definitions_log();
+DROP FUNCTION IF EXISTS rate_limit_definitions_turn();
+DROP FUNCTION IF EXISTS rate_limit_history_replace();

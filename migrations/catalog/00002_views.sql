@@ -241,10 +241,10 @@ $$;
 -- +goose StatementEnd
 
 -- +goose Down
-DROP VIEW rate_limits_in_flight;
-DROP VIEW rate_limits_short;
-DROP VIEW rate_limits_now;
-DROP FUNCTION rate_limits_at(timestamptz);
-DROP FUNCTION rate_limits_had(text, text, date, text, bigint);
-DROP FUNCTION rate_limits_edges(text, text, date, text, bigint);
-DROP FUNCTION rate_limits_edge(text, text, date, text, bigint);
+DROP VIEW IF EXISTS rate_limits_in_flight;
+DROP VIEW IF EXISTS rate_limits_short;
+DROP VIEW IF EXISTS rate_limits_now;
+DROP FUNCTION IF EXISTS rate_limits_at(timestamptz);
+DROP FUNCTION IF EXISTS rate_limits_had(text, text, date, text, bigint);
+DROP FUNCTION IF EXISTS rate_limits_edges(text, text, date, text, bigint);
+DROP FUNCTION IF EXISTS rate_limits_edge(text, text, date, text, bigint);

@@ -2080,10 +2080,10 @@ $migration$;
 -- +goose StatementBegin
 DO $migration$
 DECLARE
-	home text := (SELECT quote_ident(n.nspname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = 'rate_limits'::regclass);
+	home text := quote_ident(coalesce((SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = to_regclass('rate_limits')), current_schema()));
 BEGIN
 	EXECUTE replace($functions$
-DROP FUNCTION
+DROP FUNCTION IF EXISTS
 	@schema@.rate_limit_bucket_take(text, text, int4, float8, float8, timestamptz, float8, float8, float8, timestamptz),
 	@schema@.rate_limit_window_take(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz),
 	@schema@.rate_limit_calendar_take(text, text, int4, float8, float8, timestamptz, timestamptz[], timestamptz[], float8, float8, timestamptz, timestamptz),
@@ -2187,7 +2187,7 @@ DROP FUNCTION
 	@schema@.rate_limit_take_all(text[], text[], float8[], float8[], text),
 	@schema@.rate_limit_reserve_all(text[], text[], float8[]),
 	@schema@.rate_limit_check_all(text[], text[], float8[], float8[], boolean);
-DROP TYPE @schema@.rate_limit_result, @schema@.rate_limit_request, @schema@.rate_limit_state, @schema@.rate_limit_permit, @schema@.rate_limit_permits;
+DROP TYPE IF EXISTS @schema@.rate_limit_result, @schema@.rate_limit_request, @schema@.rate_limit_state, @schema@.rate_limit_permit, @schema@.rate_limit_permits;
 $functions$, '@schema@', home);
 END
 $migration$;

@@ -12,7 +12,7 @@ CREATE TABLE rate_limit_refusals (
     retry_at  timestamptz,               -- what it was told then; NULL for a permit
     PRIMARY KEY (name, key, minute)
 );
-CREATE INDEX ON rate_limit_refusals (minute);
+CREATE INDEX rate_limit_refusals_minute_idx ON rate_limit_refusals (minute);
 
 -- +goose Down
-DROP TABLE rate_limit_refusals;
+DROP TABLE IF EXISTS rate_limit_refusals;

@@ -16,4 +16,4 @@ CREATE TABLE rate_limit_parked (
 CREATE INDEX rate_limit_parked_line ON rate_limit_parked (river, name, key, priority, place, job);
 
 -- +goose Down
-DROP TABLE rate_limit_parked;
+DROP TABLE IF EXISTS rate_limit_parked;

@@ -24,9 +24,7 @@ func TestCalendarOfAnotherTime(t *testing.T) {
 	for name, around := range map[string]time.Time{"behind": time.Now().AddDate(-5, 0, 0), "ahead": time.Now().AddDate(5, 0, 0)} {
 		edges, had := d.Edges(around)
 		call, err := decide.New(false, limit.For(name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		change := call.Demands[0].Change(0, 0, 4)
 		refused := func(what string) {
 			t.Helper()

@@ -29,9 +29,7 @@ func newCollectBench(t *testing.T) *collectBench {
 func (b *collectBench) op(number int, fence int64, lease time.Duration, next bool) PermitDone {
 	b.Helper()
 	op := &PermitOp{Row: decide.Row{Key: b.key, Shard: number}, Fence: fence, Lease: lease, Next: next, New: fence == 0}
-	if err := b.table.ChangePermits(b.Context(), b.db.Pool, []*PermitOp{op}, &b.now); err != nil {
-		b.Fatal(err)
-	}
+	noError(b, b.table.ChangePermits(b.Context(), b.db.Pool, []*PermitOp{op}, &b.now))
 	return op.Done
 }
 
@@ -47,9 +45,7 @@ func (b *collectBench) take(number int) int64 {
 func (b *collectBench) collect(c *Collection, permits int) {
 	b.Helper()
 	b.now = b.now.Add(time.Millisecond)
-	if err := b.table.CollectPermits(b.Context(), b.db.Pool, c, &b.now); err != nil {
-		b.Fatal(err)
-	}
+	noError(b, b.table.CollectPermits(b.Context(), b.db.Pool, c, &b.now))
 	if len(c.Permits) != permits || c.Turn == 0 {
 		b.Fatalf("got %d permits and turn %d, want %d", len(c.Permits), c.Turn, permits)
 	}
@@ -59,9 +55,7 @@ func (b *collectBench) collect(c *Collection, permits int) {
 func (b *collectBench) wantHeld(want int) {
 	b.Helper()
 	look := &PermitLook{Key: b.key}
-	if err := b.table.LookAtPermitsIn(b.Context(), b.db.Pool, look, &b.now); err != nil {
-		b.Fatal(err)
-	}
+	noError(b, b.table.LookAtPermitsIn(b.Context(), b.db.Pool, look, &b.now))
 	held := 0
 	for _, v := range look.Permits {
 		if v.Until.After(look.At) {
@@ -85,9 +79,7 @@ func (b *collectBench) abandon(turn int64) {
 func TestCollectOneOfMany(t *testing.T) {
 	b := newCollectBench(t)
 	const many = 3 * PermitPart
-	if _, err := b.db.Pool.Exec(t.Context(), "INSERT INTO "+b.db.Schema+".rate_limits (name, key, shard, value, ts) SELECT 'l', 'k', n, 1, $1::timestamptz + interval '1 hour' FROM generate_series(0, $2::int4) AS n", b.now, many-1); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errOf(b.db.Pool.Exec(t.Context(), "INSERT INTO "+b.db.Schema+".rate_limits (name, key, shard, value, ts) SELECT 'l', 'k', n, 1, $1::timestamptz + interval '1 hour' FROM generate_series(0, $2::int4) AS n", b.now, many-1)))
 	c := &Collection{Key: b.key, Limit: many, Wanted: 1, Lease: time.Minute, From: PermitPart}
 	for range 3 {
 		b.collect(c, 0)
@@ -162,9 +154,7 @@ func TestCollectPermitsBesideATransaction(t *testing.T) {
 	b.collect(c, 0)
 	turn := c.Turn
 	tx, err := b.db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
 	op := &PermitOp{Row: decide.Row{Key: b.key, Shard: 0}, Fence: first}
 	if err := b.table.ChangePermitSetIn(t.Context(), tx, PermitSet{op}, &b.now); err != nil || !op.Done.Given {
@@ -175,9 +165,7 @@ func TestCollectPermitsBesideATransaction(t *testing.T) {
 	if left, err := b.table.AbandonPermits(t.Context(), b.db.Pool, b.key, turn); err != nil || left != 1 {
 		t.Errorf("%d are left, and %v, want the one that is locked", left, err)
 	}
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, tx.Commit(t.Context()))
 	b.wantHeld(2)
 	b.abandon(turn)
 	b.wantHeld(1)
@@ -192,9 +180,7 @@ func TestCollectPermitsAfterOneThatWasGivenTooMany(t *testing.T) {
 	b.collect(c, 0)
 	turn := c.Turn
 	tx, err := b.db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
 	op := &PermitOp{Row: decide.Row{Key: b.key, Shard: 0}, Fence: fences[0]}
 	if err := b.table.ChangePermitSetIn(t.Context(), tx, PermitSet{op}, &b.now); err != nil || !op.Done.Given {
@@ -202,9 +188,7 @@ func TestCollectPermitsAfterOneThatWasGivenTooMany(t *testing.T) {
 	}
 	b.op(1, fences[1], 0, false)
 	b.collect(c, 1)
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, tx.Commit(t.Context()))
 	b.now = b.now.Add(3 * time.Millisecond) // the turn is nobody's for as long as it was
 	next := &Collection{Key: b.key, Limit: 3, Wanted: 2, Lease: time.Minute}
 	b.collect(next, 0)
@@ -220,9 +204,7 @@ func TestCollectPermitsBesideOneThatIsBeingMade(t *testing.T) {
 	b := newCollectBench(t)
 	held := b.take(1)
 	tx, err := b.db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
 	op := &PermitOp{Row: decide.Row{Key: b.key, Shard: 2}, Lease: time.Minute}
 	if err := b.table.ChangePermitSetIn(t.Context(), tx, PermitSet{op}, &b.now); err != nil || !op.Done.OK {
@@ -270,9 +252,7 @@ func TestCollectPermitsWithoutOneThatIsOver(t *testing.T) {
 	b.take(0)
 	c := &Collection{Key: b.key, Limit: 3, Wanted: 3, Lease: time.Minute}
 	b.collect(c, 0)
-	if _, err := b.db.Pool.Exec(t.Context(), "UPDATE "+b.db.Schema+".rate_limits SET ts = $1 WHERE shard IN (0, 1)", b.now); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errOf(b.db.Pool.Exec(t.Context(), "UPDATE "+b.db.Schema+".rate_limits SET ts = $1 WHERE shard IN (0, 1)", b.now)))
 	b.take(1)
 	b.collect(c, 0)
 }

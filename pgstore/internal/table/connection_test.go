@@ -155,12 +155,8 @@ func TestSessionIsNotKeptForLong(t *testing.T) {
 		t.Error("a connection is kept for longer than it may be")
 	}
 	s, err := k.kept.acquire(t.Context(), k.pool)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Conn.Conn().Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
+	noError(t, s.Conn.Conn().Close(t.Context()))
 	if k.kept.release(t.Context(), s); k.keeps() {
 		t.Error("a connection that is closed is kept")
 	}

@@ -31,9 +31,7 @@ func decision(limit ratelimit.Limit, keys ...string) *Decision {
 func valuesOf(t *testing.T, db *pgtest.DB, table *Table, d *Decision) []float64 {
 	t.Helper()
 	rows, now := Rows{Rows: d.Rows}, quarterPast
-	if err := table.Read(t.Context(), db.Pool, &rows, &now); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, table.Read(t.Context(), db.Pool, &rows, &now))
 	values := make([]float64, len(d.Rows))
 	for i := range values {
 		if values[i] = rows.States[i].Value; !rows.Found[i] {
@@ -70,9 +68,7 @@ func TestDecide(t *testing.T) {
 				d := decision(limit, "absent", "awaited", "missing", "there")
 				var batch pgx.Batch
 				table.QueuePut(&batch, d.Rows[3], bucket.State{Value: 7, TS: d.Definitions[3].Fresh("there", now).TS})
-				if err := db.Pool.SendBatch(t.Context(), &batch).Close(); err != nil {
-					t.Fatal(err)
-				}
+				noError(t, db.Pool.SendBatch(t.Context(), &batch).Close())
 				failed := errors.New("failed")
 				d.Await, d.Missing = &d.Rows[1], d.Rows[2:3]
 				d.Decide = func(*Rows) ([]int, error) { return []int{3}, failed }
@@ -84,9 +80,7 @@ func TestDecide(t *testing.T) {
 				}
 				var found []bool
 				d.Decide = spend(2, &found)
-				if err := table.Decider().Decide(t.Context(), db.Pool, d, &now); err != nil {
-					t.Fatal(err)
-				}
+				noError(t, table.Decider().Decide(t.Context(), db.Pool, d, &now))
 				if want := []bool{false, true, true, true}; !slices.Equal(found, want) {
 					t.Errorf("found %v, want %v", found, want)
 				}
@@ -140,28 +134,20 @@ func TestDecideMissing(t *testing.T) {
 	}
 	d := decision(ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Minute}, keys...)
 	tx, err := db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	var batch pgx.Batch
 	for _, i := range []int{2, 7} {
 		table.QueuePut(&batch, d.Rows[i], bucket.State{Value: 1, TS: now})
 	}
-	if err := tx.SendBatch(t.Context(), &batch).Close(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, tx.SendBatch(t.Context(), &batch).Close())
 	var (
 		locked []string
 		found  []bool
 	)
 	d.Missing, d.Decide = d.Rows, spend(1, &found)
 	d.OnLocked = func(row decide.Row) { locked = append(locked, row.Key.Key) }
-	if err := table.Decider().Decide(t.Context(), db.Pool, d, &now); err != nil {
-		t.Fatal(err)
-	}
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, table.Decider().Decide(t.Context(), db.Pool, d, &now))
+	noError(t, tx.Rollback(t.Context()))
 	if !slices.Equal(locked, []string{"2", "7"}) {
 		t.Errorf("told of %v, want 2 and 7", locked)
 	}

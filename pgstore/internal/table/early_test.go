@@ -90,13 +90,9 @@ func TestTurnFreesItsRowEarly(t *testing.T) {
 				}
 				d.exec("TRUNCATE " + d.Schema + ".noted")
 				tx, err := d.Pool.Begin(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
+				noError(t, err)
 				defer func() { _ = tx.Rollback(context.Background()) }()
-				if _, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock($1)", d.lock); err != nil {
-					t.Fatal(err)
-				}
+				noError(t, errOf(tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock($1)", d.lock)))
 				done := make(chan error, 1)
 				go func() {
 					taken, err := d.take(pipelined)
@@ -113,9 +109,7 @@ func TestTurnFreesItsRowEarly(t *testing.T) {
 				if _, err := tx.Exec(t.Context(), "SELECT FROM "+d.Schema+".rate_limits FOR UPDATE NOWAIT"); err != nil {
 					t.Errorf("the row is not free while its transaction waits for the disk: %v", err)
 				}
-				if err := tx.Rollback(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				noError(t, tx.Rollback(t.Context()))
 				if err := <-done; err != nil {
 					t.Error(err)
 				}
@@ -202,12 +196,8 @@ func TestTurnOutlivesForgottenMessage(t *testing.T) {
 			}
 			take(93)
 			var name string
-			if err := d.pool.QueryRow(t.Context(), "SELECT name FROM pg_prepared_statements WHERE statement = $1", awaitDiskSQL).Scan(&name); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := d.pool.Exec(t.Context(), "DEALLOCATE "+name); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, d.pool.QueryRow(t.Context(), "SELECT name FROM pg_prepared_statements WHERE statement = $1", awaitDiskSQL).Scan(&name))
+			noError(t, errOf(d.pool.Exec(t.Context(), "DEALLOCATE "+name)))
 			take(87)
 			take(81)
 		})
@@ -219,9 +209,7 @@ func TestTurnOutlivesForgottenMessage(t *testing.T) {
 func TestTurnOutlivesTheServer(t *testing.T) {
 	t.Parallel()
 	d := newDisk(t, pgx.QueryExecModeCacheStatement)
-	if _, err := d.take(true); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errOf(d.take(true)))
 	d.message("PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(10)")
 	var refused *pgconn.PgError
 	if _, err := d.take(true); err == nil || errors.As(err, &refused) {

@@ -61,14 +61,10 @@ func TestFunctionsAreOfTheStatements(t *testing.T) {
 	}
 	made = strings.ReplaceAll(made, "{{functions}}", strings.Join(signatures, ",\n\t"))
 	if *write {
-		if err := os.WriteFile(functionsFile, []byte(made), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.WriteFile(functionsFile, []byte(made), 0o644))
 	}
 	text, err := os.ReadFile(functionsFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	if string(text) != made {
 		t.Errorf("%s is not made of the statements as they are: go test ./pgstore/internal/table -run Functions -write", functionsFile)
 	}

@@ -30,9 +30,7 @@ func randomGrants(t *testing.T, random *rand.Rand, limits []ratelimit.Limit, n i
 			count = min(count, limit.Definition().Rate)
 		}
 		call, err := decide.New(random.IntN(2) == 0 && !sliding, limit.ForN(fmt.Sprint(i), count))
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		a := &call.Demands[0]
 		grants[i] = Grant{Change: a.Change(0, 0, count), Need: count + a.Floor}
 		before[i] = bucket.State{
@@ -68,9 +66,7 @@ func putAll(t *testing.T, db *pgtest.DB, table *Table, grants []Grant, states []
 	for i, g := range grants {
 		table.QueuePut(&batch, g.Row, states[i])
 	}
-	if err := db.Pool.SendBatch(t.Context(), &batch).Close(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, db.Pool.SendBatch(t.Context(), &batch).Close())
 }
 
 // TestGrantAgrees: what groups take in one statement, or one group in one of its
@@ -89,9 +85,7 @@ func TestGrantAgrees(t *testing.T) {
 		for n := range 100 {
 			grants, before := randomGrants(t, random, limits, 1+n%5)
 			putAll(t, db, table, grants, before)
-			if err := table.Decider().Grant(t.Context(), db.Pool, grants, false, &now); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, table.Decider().Grant(t.Context(), db.Pool, grants, false, &now))
 			for i := range grants {
 				g := &grants[i]
 				want, ok := g.Definition.Take(before[i], now, g.Count, g.Floor)
@@ -116,9 +110,7 @@ func grantInTurnTo(t *testing.T, db *pgtest.DB, table *Table, g *Grant, before b
 	t.Helper()
 	again := []Grant{{Change: g.Change, Need: g.Need}}
 	putAll(t, db, table, again, []bucket.State{before})
-	if err := table.Decider().Grant(t.Context(), db.Pool, again, true, &now); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, table.Decider().Grant(t.Context(), db.Pool, again, true, &now))
 	return again[0].Taken
 }
 
@@ -150,18 +142,14 @@ func grantPaused(t *testing.T, db *pgtest.DB, table *Table, limit ratelimit.Limi
 	grants, states, now := make([]Grant, rows), make([]bucket.State, rows), quarterPast
 	for i := range grants {
 		call, err := decide.New(true, limit.For(fmt.Sprint(i)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		grants[i] = Grant{Change: call.Demands[0].Change(0, 0, 1), Need: 1}
 		d := &grants[i].Definition
 		states[i] = d.Spend(d.Fresh("k", now), now, 2)
 		states[i].Paused = now.Add(lasts)
 	}
 	putAll(t, db, table, grants, states)
-	if err := table.Decider().Grant(t.Context(), db.Pool, grants, false, &now); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, table.Decider().Grant(t.Context(), db.Pool, grants, false, &now))
 	for i := range grants {
 		oks = append(oks, grants[i].Taken.OK)
 	}
@@ -186,24 +174,16 @@ func TestGrantPassesOver(t *testing.T) {
 			grants, states := make([]Grant, n), make([]bucket.State, n)
 			for i := range grants {
 				call, err := decide.New(false, limits[kinds>>i&1].For(fmt.Sprint(i)))
-				if err != nil {
-					t.Fatal(err)
-				}
+				noError(t, err)
 				grants[i] = Grant{Change: call.Demands[0].Change(0, 0, 1), Need: 1}
 				states[i] = grants[i].Definition.Fresh("k", now)
 			}
 			putAll(t, db, table, grants, states)
 			tx, err := db.Pool.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := tx.Exec(t.Context(), "SELECT 1"+savepoint, pgx.QueryExecModeSimpleProtocol); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
+			noError(t, errOf(tx.Exec(t.Context(), "SELECT 1"+savepoint, pgx.QueryExecModeSimpleProtocol)))
 			last := len(grants) - 1
-			if _, err := tx.Exec(t.Context(), table.common["await"], "l", fmt.Sprint(last), 0); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, errOf(tx.Exec(t.Context(), table.common["await"], "l", fmt.Sprint(last), 0)))
 			later, err := db.Pool.Exec(t.Context(), table.common["put"], "l", "later", 0, 1.0, now, nil, nil) // so that the snapshot ends behind the savepoint
 			if err != nil || later.RowsAffected() != 1 {
 				t.Fatal(err)

@@ -16,16 +16,12 @@ func TestLookAtPartsOfPermits(t *testing.T) {
 	table, ctx, rows := New(db.Schema, false, time.Second), t.Context(), db.Schema+".rate_limits"
 	exec := func(sql string) {
 		t.Helper()
-		if _, err := db.Pool.Exec(ctx, sql); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, errOf(db.Pool.Exec(ctx, sql)))
 	}
 	look := func() *PermitLook {
 		t.Helper()
 		look := &PermitLook{Key: decide.Key{Name: "l", Key: "k"}, PartOf: 2500}
-		if err := table.LookAtPermits(ctx, db.Pool, []*PermitLook{look}, nil); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, table.LookAtPermits(ctx, db.Pool, []*PermitLook{look}, nil))
 		return look
 	}
 	exec("INSERT INTO " + rows + " (name, key, shard, value, ts) SELECT 'l', 'k', n, 1, now() FROM generate_series(0, 2498) AS n")
@@ -40,13 +36,9 @@ func TestLookAtPartsOfPermits(t *testing.T) {
 		exec("UPDATE " + rows + " SET ts = now() - interval '61 ms' WHERE shard = 10000")
 	}
 	tx, err := db.Pool.BeginTx(ctx, pgx.TxOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer func() { _ = tx.Rollback(ctx) }()
-	if _, err := tx.Exec(ctx, "SELECT FROM "+rows+" FOR UPDATE"); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errOf(tx.Exec(ctx, "SELECT FROM "+rows+" FOR UPDATE")))
 	if got := look(); got.To != 0 {
 		t.Errorf("look at a turn that a transaction has locked: got %d permits", len(got.Permits))
 	}

@@ -270,9 +270,7 @@ func (h *history) send(queue func(*pgx.Batch)) {
 	h.Helper()
 	var batch pgx.Batch
 	queue(&batch)
-	if err := h.db.Pool.SendBatch(h.Context(), &batch).Close(); err != nil {
-		h.Fatal(err)
-	}
+	noError(h, h.db.Pool.SendBatch(h.Context(), &batch).Close())
 }
 
 func (h *history) count() float64 { return float64(h.IntN(9)) + float64(h.IntN(2))/8 }
@@ -280,9 +278,7 @@ func (h *history) count() float64 { return float64(h.IntN(9)) + float64(h.IntN(2
 func (h *history) take() {
 	c := h.change(h.count())
 	taken, err := h.table.Take(h.Context(), h.db.Pool, false, &c, &h.now)
-	if err != nil {
-		h.Fatal(err)
-	}
+	noError(h, err)
 	h.make(h.now)
 	after, ok := h.definition.Take(h.state, h.now, c.Count, 0)
 	if ok = ok && !h.state.Paused.After(h.now) && h.definition.Plain(h.state, h.now); ok != taken.OK {
@@ -323,9 +319,7 @@ func (h *history) prefetch() {
 		grants = append(grants, other)
 		g = &grants[0]
 	}
-	if err := h.table.Decider().Grant(h.Context(), h.db.Pool, grants, await, &h.now); err != nil {
-		h.Fatal(err)
-	}
+	noError(h, h.table.Decider().Grant(h.Context(), h.db.Pool, grants, await, &h.now))
 	before := h.account
 	if !h.there && distributed {
 		h.make(h.now)
@@ -409,9 +403,7 @@ func (h *history) credit() {
 func (h *history) given(g Give) Taken {
 	h.Helper()
 	gives, there := []Give{g}, h.there
-	if _, err := h.table.Give(h.Context(), h.db.Pool, &pgx.Batch{}, gives, &h.now); err != nil {
-		h.Fatal(err)
-	}
+	noError(h, errOf(h.table.Give(h.Context(), h.db.Pool, &pgx.Batch{}, gives, &h.now)))
 	if gives[0].Taken.Made == there {
 		h.Fatalf("made: %v, there was a row: %v", gives[0].Taken.Made, there)
 	}
@@ -451,9 +443,7 @@ func (h *history) reset() {
 		return
 	}
 	left, err := h.table.Reset(h.Context(), h.db.Pool, h.row.Key)
-	if err != nil {
-		h.Fatal(err)
-	}
+	noError(h, err)
 	if stays := h.there && h.out.Tokens > 0; stays != (len(left) == 1) {
 		h.Fatalf("left %v of %v", left, h.account)
 	}
@@ -489,12 +479,8 @@ func (h *history) compare() {
 	)
 	sql := `SELECT value, ts, paused, slots, ahead FROM ` + h.db.Schema + `.rate_limits WHERE name = $1 AND key = $2`
 	rows, err := h.db.Pool.Query(h.Context(), sql, h.row.Name, h.row.Key.Key)
-	if err != nil {
-		h.Fatal(err)
-	}
-	if _, err := pgx.ForEachRow(rows, s.fields(&ahead), func() error { return nil }); err != nil {
-		h.Fatal(err)
-	}
+	noError(h, err)
+	noError(h, errOf(pgx.ForEachRow(rows, s.fields(&ahead), func() error { return nil })))
 	got, there := s.get()
 	out := readOut(ahead)
 	if there != h.there {

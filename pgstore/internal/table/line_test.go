@@ -25,9 +25,7 @@ func TestGrantAwaitsItsTurn(t *testing.T) {
 	g := prefetchingGrant()
 	putAll(t, db, table, []Grant{g}, []bucket.State{g.Definition.Fresh("k", time.Now())})
 	conn, err := db.Pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer conn.Release()
 	leave := standInFront(t, conn, Lock(db.Schema, g.Row))
 	grants := []Grant{g}
@@ -36,13 +34,9 @@ func TestGrantAwaitsItsTurn(t *testing.T) {
 	go func() { done <- table.Decider().Grant(t.Context(), db.Pool, grants, true, nil) }()
 	untilInLine(t, conn, Lock(db.Schema, g.Row))
 	var gone time.Time
-	if err := conn.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&gone); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, conn.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&gone))
 	leave()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	noError(t, <-done)
 	if g := grants[0]; !g.Taken.OK || g.Extra() <= 0 || g.Waited <= 0 || g.Waited > time.Since(begun) || g.Taken.After.TS.Before(gone) {
 		t.Errorf("took %+v at %v after %v, want it after %v", g.Taken, g.Taken.After.TS, g.Waited, gone)
 	}
@@ -55,9 +49,7 @@ func TestGrantWithoutTurns(t *testing.T) {
 	role := strings.Replace(db.Schema, "ratelimit_test_", "ratelimit_role_", 1)
 	exec := func(sql string) {
 		t.Helper()
-		if _, err := db.Pool.Exec(context.Background(), sql); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, errOf(db.Pool.Exec(context.Background(), sql)))
 	}
 	table := New(db.Schema, false, time.Second)
 	g := prefetchingGrant()
@@ -73,9 +65,7 @@ func TestGrantWithoutTurns(t *testing.T) {
 		return err
 	}
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer pool.Close()
 	for range 2 {
 		grants := []Grant{g}
@@ -98,14 +88,10 @@ func standInFront(t *testing.T, conn *pgxpool.Conn, lock int64) (leave func()) {
 	t.Helper()
 	var batch pgx.Batch
 	QueueLock(&batch, lock, time.Minute, func(bool) {})
-	if err := conn.SendBatch(t.Context(), &batch).Close(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, conn.SendBatch(t.Context(), &batch).Close())
 	return func() {
 		t.Helper()
-		if _, err := conn.Exec(t.Context(), "SELECT pg_advisory_unlock($1)", lock); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, errOf(conn.Exec(t.Context(), "SELECT pg_advisory_unlock($1)", lock)))
 	}
 }
 

@@ -42,9 +42,7 @@ func TestPartGrantAgrees(t *testing.T) {
 			}})
 		}
 		slices.SortFunc(grants, func(a, b Grant) int { return a.Compare(b.Row) })
-		if _, err := db.Pool.Exec(t.Context(), "DELETE FROM "+db.Schema+".rate_limits"); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, errOf(db.Pool.Exec(t.Context(), "DELETE FROM "+db.Schema+".rate_limits")))
 		for i := range grants {
 			g := &grants[i]
 			state := bucket.State{Value: g.Definition.Capacity * (random.Float64()*2 - 1), TS: now.Add(-time.Duration(random.IntN(100)) * time.Second)}
@@ -61,9 +59,7 @@ func TestPartGrantAgrees(t *testing.T) {
 			before = append(before, state)
 			putAll(t, db, table, grants[i:i+1], before[i:])
 		}
-		if err := table.Part().Grant(t.Context(), db.Pool, grants, false, &now); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, table.Part().Grant(t.Context(), db.Pool, grants, false, &now))
 		for i := range grants {
 			g := &grants[i]
 			want, ok := g.Definition.Take(before[i], now, g.Count, 0)
@@ -87,9 +83,7 @@ func TestPartStatements(t *testing.T) {
 	var grants []Grant
 	for i := range 87 {
 		call, err := decide.New(false, ratelimit.TokenBucket{Name: "l", Rate: 7, Period: time.Minute}.ForN(fmt.Sprintf("%03d", i), 1))
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		grants = append(grants, Grant{Change: call.Demands[0].Change(0, 0, 1), Need: 1})
 	}
 	var batch pgx.Batch
@@ -115,25 +109,17 @@ func TestPartWaitsShortly(t *testing.T) {
 	var grants []Grant
 	for _, key := range []string{"free", "held"} {
 		call, err := decide.New(false, ratelimit.TokenBucket{Name: "l", Rate: 7, Period: time.Minute}.For(key))
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		grants = append(grants, Grant{Change: call.Demands[0].Change(0, 0, 1), Need: 1})
 	}
 	putAll(t, db, table, grants[1:], []bucket.State{grants[1].Definition.Fresh("", time.Now())})
 	tx, err := db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := tx.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE"); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
+	noError(t, errOf(tx.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE")))
 	if err := table.Part().Grant(t.Context(), db.Pool, grants, false, nil); !conn.TimedOut(err) || grants[0].Taken.OK {
 		t.Errorf("got %v, OK %v, want a lock_timeout and nothing taken", err, grants[0].Taken.OK)
 	}
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, tx.Rollback(t.Context()))
 	if err := table.Part().Grant(t.Context(), db.Pool, grants, false, nil); err != nil || grants[0].Taken.After.Value != 6 || grants[1].Taken.After.Value != 6 {
 		t.Errorf("got %v, %v, %v", err, grants[0].Taken, grants[1].Taken)
 	}

@@ -18,9 +18,7 @@ func TestKeptPlans(t *testing.T) {
 	db := pgtest.New(t)
 	sql := New(db.Schema, false, time.Second)
 	conn, err := db.Pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer conn.Release()
 	exec := func(t *testing.T, sql string) string {
 		t.Helper()
@@ -75,9 +73,7 @@ func TestPageReadsNothingElse(t *testing.T) {
 	db := pgtest.New(t)
 	sql := New(db.Schema, false, time.Second)
 	conn, err := db.Pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer conn.Release()
 	var plan string
 	for _, text := range []string{
@@ -110,9 +106,7 @@ func TestGrantManyKeepsItsPlan(t *testing.T) {
 	db := pgtest.New(t)
 	sql := New(db.Schema, false, time.Second)
 	conn, err := db.Pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	defer conn.Release()
 	grant := func(n int) {
 		t.Helper()
@@ -120,16 +114,12 @@ func TestGrantManyKeepsItsPlan(t *testing.T) {
 		for i := range grants {
 			count := float64(i)
 			call, err := decide.New(false, ratelimit.TokenBucket{Name: "a", Rate: 1e9, Period: time.Second}.For(fmt.Sprint("k", i)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			grants[i] = Grant{Change: call.Demands[0].Change(0, 0, count), Need: count}
 		}
 		slices.SortFunc(grants, func(g, h Grant) int { return g.Row.Compare(h.Row) })
 		for range 50 { // of which the first five are planned anyway
-			if err := (plainTable{sql}).grant(t.Context(), conn, grants, nil); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, (plainTable{sql}).grant(t.Context(), conn, grants, nil))
 		}
 	}
 	for _, rows := range []int{0, 20_000} {
@@ -138,17 +128,13 @@ SELECT 'a', 'k' || i, 0, 1e9, clock_timestamp() FROM generate_series(1, $1::int4
 			t.Fatal(err)
 		}
 		if rows > 0 {
-			if _, err := conn.Exec(t.Context(), `ANALYZE `+db.Schema+`.rate_limits`); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, errOf(conn.Exec(t.Context(), `ANALYZE `+db.Schema+`.rate_limits`)))
 		}
 		for _, n := range []int{2, 20, 500} {
 			grant(n)
 		}
 		var kept, planned int
-		if err := conn.QueryRow(t.Context(), `SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE statement = $1`, sql.kinds["bucket"].grantMany.sql).Scan(&kept, &planned); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, conn.QueryRow(t.Context(), `SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE statement = $1`, sql.kinds["bucket"].grantMany.sql).Scan(&kept, &planned))
 		if planned > 5 || kept < 80 {
 			t.Errorf("%d rows: planned %d times and kept the plan %d times", rows, planned, kept)
 		}

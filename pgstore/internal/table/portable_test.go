@@ -123,9 +123,7 @@ func newJudge(t *testing.T) judge {
 	t.Helper()
 	db := pgtest.NewEmpty(t)
 	conn, err := pgx.Connect(t.Context(), db.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	t.Cleanup(func() { conn.Close(context.Background()) })
 	var columns []string
 	for _, prefix := range []string{"", "r_", "excluded_"} {
@@ -137,9 +135,7 @@ func newJudge(t *testing.T) judge {
 	columns = append(columns, "p_floats float8[]", "p_instants timestamptz[]")
 	table := db.Schema + ".judge"
 	create := "CREATE TABLE " + table + " (" + strings.Join(columns, ", ") + ")"
-	if _, err := conn.Exec(t.Context(), create); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errOf(conn.Exec(t.Context(), create)))
 	return judge{conn, table}
 }
 

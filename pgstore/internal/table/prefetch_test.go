@@ -61,9 +61,7 @@ func TestPrefetch(t *testing.T) {
 				t.Fatal(err)
 			}
 			putAll(t, db, test.table, grants, before)
-			if err := test.table.Decider().Grant(t.Context(), db.Pool, grants, false, &now); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, test.table.Decider().Grant(t.Context(), db.Pool, grants, false, &now))
 			for i := range grants {
 				g := &grants[i]
 				left, ok := g.Definition.Take(before[i], now, g.Count, g.Floor)
@@ -105,9 +103,7 @@ func TestPrefetchLeavesOthersAlone(t *testing.T) {
 		var grants []Grant
 		for _, key := range []string{"a", "b"} {
 			call, err := decide.New(false, limit.For(key))
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			grants = append(grants, Grant{Change: call.Demands[0].Change(0, 0, 1), Need: 1})
 		}
 		grants[0].Lasts, grants[0].Lowered, grants[0].Prefetch = time.Second, 10, 2
@@ -119,9 +115,7 @@ func TestPrefetchLeavesOthersAlone(t *testing.T) {
 		for _, g := range grants {
 			var out *float64
 			sql := `SELECT ahead[1] FROM ` + db.Schema + `.rate_limits WHERE name = $1 AND key = $2`
-			if err := db.Pool.QueryRow(t.Context(), sql, g.Name, g.Key.Key).Scan(&out); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, db.Pool.QueryRow(t.Context(), sql, g.Name, g.Key.Key).Scan(&out))
 			if (out != nil) != (g.Lasts > 0) || out != nil && *out != 2 {
 				t.Errorf("%s of %s: %v out", g.Name, g.Key.Key, out)
 			}
@@ -156,9 +150,7 @@ func TestReturnElsewhere(t *testing.T) {
 			t.Fatal(done, err)
 		}
 		rows := Rows{Rows: []decide.Row{row}}
-		if err := table.Read(t.Context(), db.Pool, &rows, &now); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, table.Read(t.Context(), db.Pool, &rows, &now))
 		want := state
 		if test.given {
 			want = d.Spend(state, now, -5)
@@ -203,9 +195,7 @@ func TestGrantInTurnWaits(t *testing.T) {
 			t.Run(fmt.Sprint(limit.Definition().Name, lasts), func(t *testing.T) {
 				t.Parallel()
 				call, err := decide.New(false, limit.For(lasts.String()))
-				if err != nil {
-					t.Fatal(err)
-				}
+				noError(t, err)
 				grants := []Grant{{Change: call.Demands[0].Change(0, 0, 1), Need: 1, Lasts: lasts, Lowered: 10, Prefetch: 1}}
 				putAll(t, db, table, grants, []bucket.State{grants[0].Definition.Fresh("", now)})
 				unlock := lockRow(t, db, table, grants[0].Row)
@@ -229,9 +219,7 @@ func TestGrantInTurnWaits(t *testing.T) {
 func lockRow(t *testing.T, db *pgtest.DB, table *Table, row decide.Row) (unlock func()) {
 	t.Helper()
 	tx, err := db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	var tag pgconn.CommandTag
 	if tag, err = tx.Exec(t.Context(), table.common["await"], row.Name, row.Key.Key, row.Shard); err != nil || tag.RowsAffected() != 1 {
 		t.Fatal(tag, err)
@@ -264,9 +252,7 @@ func TestReturnIsHeard(t *testing.T) {
 		t.Fatal(done, err, ctx.Err())
 	}
 	rows := Rows{Rows: []decide.Row{row}}
-	if err := table.Read(t.Context(), db.Pool, &rows, &now); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, table.Read(t.Context(), db.Pool, &rows, &now))
 	if got := d.Refill(rows.States[0], now).Value; got != 10 {
 		t.Errorf("there are %v, want 10", got)
 	}
@@ -289,9 +275,7 @@ func TestReturnWaits(t *testing.T) {
 			state := d.Spend(d.Fresh(name, now), now, 15)
 			putAll(t, db, table, []Grant{{Change: decide.Change{Row: row, Definition: d}}}, []bucket.State{state})
 			tx, err := db.Pool.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			noError(t, err)
 			change := decide.Change{Row: row, Definition: d, Count: 3}
 			if taken, err := table.Take(t.Context(), tx, false, &change, &now); err != nil || !taken.OK {
 				t.Fatal(taken, err)
@@ -307,24 +291,16 @@ func TestReturnWaits(t *testing.T) {
 			}()
 			waits := func() (waits bool) {
 				sql := `SELECT EXISTS (SELECT FROM pg_locks AS l JOIN pg_locks AS h USING (transactionid) WHERE NOT l.granted AND h.pid = $1)`
-				if err := db.Pool.QueryRow(t.Context(), sql, tx.Conn().PgConn().PID()).Scan(&waits); err != nil {
-					t.Fatal(err)
-				}
+				noError(t, db.Pool.QueryRow(t.Context(), sql, tx.Conn().PgConn().PID()).Scan(&waits))
 				return waits
 			}
 			for !waits() {
 				time.Sleep(time.Millisecond)
 			}
-			if err := tx.Commit(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			if err := <-returned; err != nil {
-				t.Fatal(err)
-			}
+			noError(t, tx.Commit(t.Context()))
+			noError(t, <-returned)
 			rows := Rows{Rows: []decide.Row{row}}
-			if err := table.Read(t.Context(), db.Pool, &rows, &now); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, table.Read(t.Context(), db.Pool, &rows, &now))
 			if got := d.Refill(rows.States[0], now).Value; got != 7 {
 				t.Errorf("%s, %s: there are %v, want 7", name, d.Name, got)
 			}

@@ -18,14 +18,10 @@ import (
 func TestStatementsAreUsed(t *testing.T) {
 	used := make(map[string]bool)
 	sources, err := filepath.Glob("*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	for _, source := range sources {
 		text, err := os.ReadFile(source)
-		if err != nil {
-			t.Fatal(err)
-		}
+		noError(t, err)
 		if !strings.HasSuffix(source, "_test.go") {
 			for _, match := range regexp.MustCompile(`"(\w+)"`).FindAllSubmatch(text, -1) {
 				used[string(match[1])] = true
