@@ -30,7 +30,7 @@ func (m *Middleware) inFlight(ctx context.Context, job *rivertype.JobRow, work f
 	case !permit.OK:
 		return m.park(ctx, c, job, &asked, &permit)
 	case noteOf(ctx, job).Parked && job.ScheduledAt.After(job.CreatedAt): // a woken job is scheduled as it was created
-		m.lines.came(c, job.ID, &permit)
+		m.lines.looks(c, &permit, job.ID)
 	}
 	return m.store.Permits().Keep(ctx, permit, func(ctx context.Context, permit ratelimit.Permit) error {
 		defer m.lines.end(ctx, c, job.ID, &permit, time.Now())

@@ -394,18 +394,6 @@ func (l *lines) call(li *line, freed int) *call {
 	}
 }
 
-// came notes that a parked job has come by itself, at the end of a lease or since somebody has retried it,
-// and has its permits: it leaves its line, and there may be permits for others.
-func (l *lines) came(c client, job int64, permit *ratelimit.Permit) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, p := range permit.Parts() {
-		li := l.line(idOf(c, p.InFlight.Name, p.Key), p.InFlight)
-		li.left = append(li.left, job)
-		l.lookAt(c, li, time.Now())
-	}
-}
-
 // passOn has the lines looked at of the parts of a request that have not refused it. The job may have been
 // woken for a permit of one of them, which it has not taken.
 func (l *lines) passOn(c client, asked *ratelimit.PermitRequest, refused *ratelimit.Permit) {
@@ -418,12 +406,15 @@ func (l *lines) passOn(c client, asked *ratelimit.PermitRequest, refused *rateli
 	}
 }
 
-// looks has the lines of a permit looked at.
-func (l *lines) looks(c client, permit *ratelimit.Permit) {
+// looks has the lines of a permit looked at. Jobs that have come by themselves, at the end of a lease or
+// since somebody has retried them, leave their line once they have it; and there may be permits for others.
+func (l *lines) looks(c client, permit *ratelimit.Permit, came ...int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, p := range permit.Parts() {
-		l.lookAt(c, l.line(idOf(c, p.InFlight.Name, p.Key), p.InFlight), time.Now())
+		li := l.line(idOf(c, p.InFlight.Name, p.Key), p.InFlight)
+		li.left = append(li.left, came...)
+		l.lookAt(c, li, time.Now())
 	}
 }
 
