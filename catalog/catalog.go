@@ -226,9 +226,9 @@ func (c *Catalog) refresh(ctx context.Context) error {
 
 // see makes a reading the current one, and logs its rows that cannot be used.
 func (c *Catalog) see(ctx context.Context, r *reading, asked time.Time) {
-	after, told := c.view.Load().with(r, asked)
+	after, newFaults := c.view.Load().with(r, asked)
 	c.view.Store(after)
-	for _, at := range told {
+	for _, at := range newFaults {
 		c.config.Logger.WarnContext(ctx, after.limits[at.name].faults[at.key].Error(), slog.String("limit", at.name))
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -24,7 +25,7 @@ func (c *Catalog) SetEach(ctx context.Context, edits ...KeyEdit) (made []Edit, e
 			})
 			return made, err
 		}
-		err = again(ctx, func() error { made, err = c.keepOwn(ctx, sorted, nil); return err })
+		err = again(ctx, func(patience time.Duration) error { made, err = c.keepOwn(ctx, sorted, nil, patience); return err })
 		if err == nil {
 			_ = c.Refresh(ctx) // the change is committed; another reading will see it
 		}

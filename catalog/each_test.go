@@ -101,43 +101,137 @@ func TestSetEachLocksShardsLast(t *testing.T) {
 	must(t, <-made)
 }
 
-// An editor that waits for another one, with rows locked that the other needs, lets go of them.
+// While another edit, of any limit, is under way, no edit holds a row for which calls wait.
+func TestEditsWaitWithoutRows(t *testing.T) {
+	t.Parallel()
+	o := &catalog.Override{Rate: 300}
+	inTx := func(do func(context.Context, keeper, pgx.Tx) error) func(context.Context, keeper, *pgtest.DB) error {
+		return func(ctx context.Context, k keeper, db *pgtest.DB) error {
+			return pgx.BeginFunc(context.Background(), db.Pool, func(tx pgx.Tx) error { return do(ctx, k, tx) })
+		}
+	}
+	one, other := catalog.KeyEdit{Name: "monthly", Key: "a", Override: o}, catalog.KeyEdit{Name: "hourly", Key: "a", Override: o}
+	for name, edit := range map[string]func(context.Context, keeper, *pgtest.DB) error{
+		"Set": func(ctx context.Context, k keeper, _ *pgtest.DB) error { return errOf(k.Set(ctx, "monthly", "a", *o)) },
+		"SetEach": func(ctx context.Context, k keeper, _ *pgtest.DB) error {
+			_, err := k.SetEach(ctx, one, other)
+			return err
+		},
+		"SetTx": inTx(func(ctx context.Context, k keeper, tx pgx.Tx) error {
+			return errOf(k.SetTx(ctx, tx, "monthly", "a", *o))
+		}),
+		"SetEachTx": inTx(func(ctx context.Context, k keeper, tx pgx.Tx) error {
+			_, err := k.SetEachTx(ctx, tx, one, other)
+			return err
+		}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDB(t)
+			k := newKeeper(t, db, nil)
+			k.take(t, monthly, "a", 60)
+			k.take(t, hourly, "a", 60)
+			made := make(chan error, 1)
+			must(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+				if _, err := k.SetTx(t.Context(), tx, "api", "b", *o); err != nil {
+					return err
+				}
+				go func() { made <- edit(t.Context(), k, db) }()
+				for range 3 {
+					for !pgtest.Blocks(t, db.Pool, tx) {
+						time.Sleep(time.Millisecond)
+					}
+					if _, err := db.Pool.Exec(t.Context(), inSchema(db, "SELECT FROM rate_limits WHERE key = 'a' FOR UPDATE NOWAIT")); err != nil {
+						t.Errorf("a row is locked: %v", err)
+					}
+				}
+				return nil
+			}))
+			must(t, <-made)
+		})
+	}
+}
+
+// An editor that waits for one that began later, with rows locked that the other needs, lets go of them,
+// and leaves the lock_timeout of its transaction as it was.
 func TestEditorsGiveWay(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
 	k := newKeeper(t, db, nil)
 	made := make(chan error, 1)
-	set := func(ctx context.Context, tx pgx.Tx, key string) error {
-		return errOf(k.SetTx(ctx, tx, "monthly", key, catalog.Override{Rate: 300}))
+	set := func(tx pgx.Tx, key string) error {
+		return errOf(k.SetTx(context.Background(), tx, "monthly", key, catalog.Override{Rate: 300}))
 	}
 	for _, key := range []string{"a", "b"} {
 		k.take(t, monthly, key, 60)
 	}
-	must(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
-		if err := set(t.Context(), tx, "a"); err != nil {
-			return err
-		}
-		go func() {
-			made <- pgx.BeginFunc(context.Background(), db.Pool, func(tx pgx.Tx) error {
-				if _, err := tx.Exec(context.Background(), "SET LOCAL lock_timeout = '17s'"); err != nil {
-					return err
-				}
-				if err := set(t.Context(), tx, "b"); err != nil {
-					return err
-				}
-				var bound string
-				if err := tx.QueryRow(t.Context(), "SHOW lock_timeout").Scan(&bound); err != nil || bound != "17s" {
-					t.Errorf("lock_timeout %q, %v, want 17s", bound, err)
-				}
-				return nil
-			})
-		}()
-		for !pgtest.Blocks(t, db.Pool, tx) {
-			time.Sleep(time.Millisecond)
-		}
-		return set(t.Context(), tx, "b")
-	}))
+	begin := func() pgx.Tx {
+		tx, err := db.Pool.Begin(t.Context())
+		must(t, err)
+		t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+		return tx
+	}
+	holder, later := begin(), begin()
+	_, err := holder.Exec(t.Context(), inSchema(db, "SELECT FROM rate_limits WHERE key = 'b' FOR UPDATE"))
+	must(t, err)
+	go func() {
+		made <- pgx.BeginFunc(context.Background(), db.Pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(context.Background(), "SET LOCAL lock_timeout = '17s'"); err != nil {
+				return err
+			}
+			if err := set(tx, "b"); err != nil {
+				return err
+			}
+			var bound string
+			if err := tx.QueryRow(context.Background(), "SHOW lock_timeout").Scan(&bound); err != nil || bound != "17s" {
+				t.Errorf("lock_timeout %q, %v, want 17s", bound, err)
+			}
+			return nil
+		})
+	}()
+	for !pgtest.Blocks(t, db.Pool, holder) {
+		time.Sleep(time.Millisecond)
+	}
+	must(t, set(later, "a"))
+	must(t, holder.Rollback(t.Context()))
+	for !pgtest.Blocks(t, db.Pool, later) {
+		time.Sleep(time.Millisecond)
+	}
+	must(t, set(later, "b"))
+	must(t, later.Commit(t.Context()))
 	must(t, <-made)
+}
+
+// An edit that waited until its context ended says for what: a limit's row, whichever of several limits
+// that is, or the catalog's tables. Calls go on meanwhile.
+func TestEditThatWaitsForALockNamesIt(t *testing.T) {
+	t.Parallel()
+	o := &catalog.Override{Rate: 300}
+	for lock, want := range map[string]string{
+		"SELECT FROM rate_limits WHERE name = 'hourly' FOR UPDATE":   `locked a row of limit "hourly"`,
+		"SELECT FROM rate_limits WHERE name = 'monthly' FOR UPDATE":  `locked a row of limit "monthly"`,
+		"LOCK TABLE rate_limit_definitions IN ACCESS EXCLUSIVE MODE": "locked a row or table of the catalog",
+	} {
+		t.Run(want, func(t *testing.T) {
+			t.Parallel()
+			db := newDB(t)
+			k := newKeeper(t, db, nil)
+			for _, limit := range []ratelimit.Limit{monthly, hourly} {
+				k.take(t, limit, "a", 60)
+			}
+			tx, err := db.Pool.Begin(t.Context())
+			must(t, err)
+			defer func() { _ = tx.Rollback(context.Background()) }()
+			_, err = tx.Exec(t.Context(), inSchema(db, lock))
+			must(t, err)
+			ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
+			defer cancel()
+			_, err = k.SetEach(ctx, catalog.KeyEdit{Name: "monthly", Key: "a", Override: o}, catalog.KeyEdit{Name: "hourly", Key: "a", Override: o})
+			if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), want) || errors.Is(err, pgstore.ErrLocked) != strings.Contains(want, "limit") {
+				t.Errorf("got %v, want %s", err, want)
+			}
+		})
+	}
 }
 
 // An edit that has waited in vain for one of another limit says so.

@@ -85,7 +85,8 @@ func (c *Catalog) publish(ctx context.Context, tx pgx.Tx, all []published) error
 //
 // The new override must fit the published definition and replace something; otherwise the error is
 // [ratelimit.ErrInvalid]. It is [ErrUnknown] if no program has published the limit. Other errors
-// are [ErrNotMigrated], and those of the Store, PostgreSQL and pgx. Then nothing is changed.
+// are [ErrNotMigrated], and those of the Store, PostgreSQL and pgx. Then nothing is changed, unless the
+// error is [ErrOutcomeUnknown].
 func (c *Catalog) Set(ctx context.Context, name, key string, o Override) (Edit, error) {
 	return c.editOwn(ctx, name, key, &o, nil)
 }

@@ -169,6 +169,14 @@ func TestEditsOfNothing(t *testing.T) {
 	})
 }
 
+// What is left is rounded down, as the command and the console round it.
+func TestLeftShowsNoTokenThatIsNotThere(t *testing.T) {
+	left := catalog.Left{Before: 0.9999, Of: 1e6, After: 2.5, AfterOf: 50, Within: 10 * time.Second}
+	if got, want := left.String(), "0.999 left of 1000000 → 2.5 left of 50 (within 10s)"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 // Edits of different fields that are made at the same time are all kept.
 func TestEditsAtOnce(t *testing.T) {
 	t.Parallel()

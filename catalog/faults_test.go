@@ -17,6 +17,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/internal/relay"
 	"github.com/pgratelimit/ratelimit/internal/traced"
+	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 // behind makes a database whose pool goes through a relay.
@@ -322,5 +323,48 @@ func TestQueryExecModes(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// An edit whose context ends in its COMMIT may be done, and its error says so.
+func TestEditThatEndsInCommit(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	c, _ := newCatalog(t, db)
+	must(t, c.Publish(t.Context(), api))
+	inCommit := commitsThatWait(t, db)
+	for name, edit := range map[string]func(context.Context) error{
+		"Set":     func(ctx context.Context) error { return errOf(c.Set(ctx, "api", "k", catalog.Override{Rate: 3})) },
+		"Publish": func(ctx context.Context) error { return c.Publish(ctx, signUp) },
+	} {
+		if err := inCommit(edit); !errors.Is(err, catalog.ErrOutcomeUnknown) || !errors.Is(err, pgstore.ErrOutcomeUnknown) {
+			t.Errorf("%s: got %v, want %v", name, err, catalog.ErrOutcomeUnknown)
+		}
+	}
+}
+
+// commitsThatWait has transactions that insert a definition wait in COMMIT. It returns a function that
+// runs such an edit, ends its context there, and returns the edit's error.
+func commitsThatWait(t *testing.T, db *pgtest.DB) func(edit func(context.Context) error) error {
+	t.Helper()
+	const lock = "pg_advisory_xact_lock(hashtext('rate_limit'))"
+	exec(t, db, "CREATE FUNCTION rate_limit_waits() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM "+lock+"; RETURN NULL; END$$")
+	exec(t, db, "CREATE CONSTRAINT TRIGGER waits AFTER INSERT ON rate_limit_definitions DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION rate_limit_waits()")
+	return func(edit func(context.Context) error) (err error) {
+		must(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), inSchema(db, "SELECT "+lock)); err != nil {
+				return err
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- edit(ctx) }()
+			for !pgtest.Blocks(t, db.Pool, tx) {
+				time.Sleep(time.Millisecond)
+			}
+			cancel()
+			err = <-done
+			return nil
+		}))
+		return err
 	}
 }

@@ -11,13 +11,14 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/intx"
 )
 
 const (
 	// mostTries is how often an edit is tried while other edits are faster.
 	mostTries = 20
 
-	// firstWait is the longest wait before the second try of an edit.
+	// firstWait is the longest wait before the second try of an edit, and of the first try with its rows.
 	firstWait = 5 * time.Millisecond
 )
 
@@ -42,16 +43,19 @@ func (c *Catalog) planned(v *view, name, key string, by *Override, agreed *Edit)
 }
 
 // keepEach makes edits of keys inside tx. It changes all rows first, then the definitions, since no
-// edit may wait for a row while it keeps other edits waiting. It returns errAgain if another edit
-// was faster.
-func (c *Catalog) keepEach(ctx context.Context, tx pgx.Tx, edits []KeyEdit, agreed *Edit) ([]Edit, error) {
+// edit may wait for a row while it keeps other edits waiting. Before it locks a row it waits for
+// edits under way, since calls wait for the row. It returns errAgain if another edit was faster.
+func (c *Catalog) keepEach(ctx context.Context, tx pgx.Tx, edits []KeyEdit, agreed *Edit, patience time.Duration) ([]Edit, error) {
+	if err := c.table.await(ctx, tx); err != nil {
+		return nil, err
+	}
 	kept := make([]keeping, len(edits))
 	for i := range edits {
 		if err := c.keepRows(ctx, tx, &kept[i], &edits[i], agreed); err != nil {
 			return nil, err
 		}
 	}
-	if err := c.table.lockBehindRows(ctx, tx); err != nil {
+	if err := c.table.lockFor(ctx, tx, patience); err != nil {
 		return nil, err
 	}
 	made := make([]Edit, len(edits))
@@ -164,14 +168,16 @@ func (k *keeping) record(r *ratelimit.Replacement) *pending {
 }
 
 // again runs an edit until no other edit was faster. It waits between tries, because several edits
-// that do not wait would keep each other from being made.
-func again(ctx context.Context, do func() error) (err error) {
+// that do not wait would keep each other from being made. Calls wait for the rows of a try that has its
+// rows and waits for another edit: it does so for no longer than its patience, which grows.
+func again(ctx context.Context, do func(patience time.Duration) error) (err error) {
 	for i := range mostTries {
-		if err = do(); !errors.Is(err, errAgain) {
+		patience := firstWait << min(i, 6)
+		if err = do(patience); !errors.Is(err, errAgain) {
 			return err
 		}
 		select {
-		case <-time.After(time.Duration(rand.Int64N(int64(firstWait << min(i, 6))))):
+		case <-time.After(rand.N(patience)):
 		case <-ctx.Done():
 			return fmt.Errorf("catalog: %w: %w", err, ctx.Err())
 		}
@@ -184,7 +190,7 @@ func (c *Catalog) editOwn(ctx context.Context, name, key string, by *Override, a
 	if err := c.usable(); err != nil {
 		return Edit{}, err
 	}
-	err = again(ctx, func() error {
+	err = again(ctx, func(patience time.Duration) error {
 		switch {
 		case c.config.Store == nil || agreed != nil && agreed.AsIs:
 			return c.alone(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
@@ -196,7 +202,7 @@ func (c *Catalog) editOwn(ctx context.Context, name, key string, by *Override, a
 		case key == AllKeys:
 			made, err = c.keepAll(ctx, name, by, agreed)
 		default:
-			made, err = c.keepOne(ctx, name, key, by, agreed)
+			made, err = c.keepOne(ctx, name, key, by, agreed, patience)
 		}
 		return err
 	})
@@ -208,30 +214,26 @@ func (c *Catalog) editOwn(ctx context.Context, name, key string, by *Override, a
 }
 
 // keepOne makes an edit of a key in a transaction of its own.
-func (c *Catalog) keepOne(ctx context.Context, name, key string, by *Override, agreed *Edit) (made Edit, err error) {
-	return first(c.keepOwn(ctx, []KeyEdit{{name, key, by}}, agreed))
+func (c *Catalog) keepOne(ctx context.Context, name, key string, by *Override, agreed *Edit, patience time.Duration) (made Edit, err error) {
+	return first(c.keepOwn(ctx, []KeyEdit{{name, key, by}}, agreed, patience))
 }
 
-// keepOwn makes edits of keys in a transaction of its own. If all are of one limit, it keeps no row
-// locked while it waits for another.
-func (c *Catalog) keepOwn(ctx context.Context, edits []KeyEdit, agreed *Edit) (made []Edit, err error) {
+// keepOwn makes edits of keys in a transaction of its own. It keeps no row locked while it waits for
+// another.
+func (c *Catalog) keepOwn(ctx context.Context, edits []KeyEdit, agreed *Edit, patience time.Duration) (made []Edit, err error) {
 	do := func(ctx context.Context, tx pgx.Tx) (err error) {
-		made, err = c.keepEach(ctx, tx, edits, agreed)
+		made, err = c.keepEach(ctx, tx, edits, agreed, patience)
 		return err
 	}
 	ctx, cancel := c.bounded(ctx)
 	defer cancel()
-	f := c.families()[edits[0].Name]
-	one := f != nil && f.published != nil && f.published.inFlight == nil
-	keys := make([]string, len(edits))
-	for i, e := range edits {
-		keys[i], one = e.Key, one && e.Name == edits[0].Name
+	var rows []ratelimit.Request
+	for _, e := range edits {
+		if f := c.families()[e.Name]; f != nil && f.published != nil && f.published.inFlight == nil {
+			rows = append(rows, ratelimit.Request{Limit: f.published.Limit(), Key: e.Key})
+		}
 	}
-	if one {
-		err = c.config.Store.ReplaceFunc(ctx, f.published.Limit(), keys, do)
-		return made, err
-	}
-	err = pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error { return do(ctx, tx) })
+	err = c.config.Store.ReplaceFunc(ctx, rows, do)
 	return made, err
 }
 
@@ -262,9 +264,9 @@ func (c *Catalog) keepTx(ctx context.Context, tx pgx.Tx, edits ...KeyEdit) (made
 			return nil, invalid("Key", "AllKeys", "is not for a transaction of the caller's with a Config.Store: it would keep the rows of all keys locked")
 		}
 	}
-	err = again(ctx, func() error {
+	err = again(ctx, func(patience time.Duration) error {
 		return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) (err error) {
-			made, err = c.keepEach(ctx, tx, edits, nil)
+			made, err = c.keepEach(ctx, tx, edits, nil, patience)
 			return err
 		})
 	})
@@ -415,6 +417,9 @@ func (c *Catalog) define(ctx context.Context, k *keeping, by *Override, agreed *
 	k.paused = slices.Compact(k.paused)
 	do := func(ctx context.Context, tx pgx.Tx) error {
 		done, err := c.replaceKeys(ctx, tx, k, k.paused, true)
+		if err == nil && len(k.paused) > 0 { // with rows
+			err = c.table.lockFor(ctx, tx, lockWait)
+		}
 		if err != nil {
 			return err
 		}
@@ -432,9 +437,9 @@ func (c *Catalog) define(ctx context.Context, k *keeping, by *Override, agreed *
 		return err
 	}
 	if len(k.paused) > 0 {
-		err = c.config.Store.ReplaceFunc(ctx, k.limit, k.paused, do)
+		err = c.config.Store.ReplaceFunc(ctx, requests(k.limit, k.paused), do)
 	} else {
-		err = pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error { return do(ctx, tx) })
+		err = intx.Do(ctx, c.table.pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return do(ctx, tx) })
 	}
 	if err == nil && k.most.cuts() {
 		_, _ = c.Complete(ctx) // otherwise another process completes it
@@ -444,7 +449,7 @@ func (c *Catalog) define(ctx context.Context, k *keeping, by *Override, agreed *
 
 // begin writes the pending entry of an edit before any row has its mark.
 func (c *Catalog) begin(ctx context.Context, k *keeping) error {
-	return pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error {
+	return intx.Do(ctx, c.table.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		err := c.table.lock(ctx, tx)
 		if err == nil {
 			err = c.unchanged(ctx, tx, k)
@@ -470,7 +475,7 @@ func (c *Catalog) putOff(ctx context.Context, tx pgx.Tx, p *pending, after time.
 // are changed with the definition.
 func (c *Catalog) keepKeys(ctx context.Context, k *keeping, keys []string) error {
 	var done replaced
-	err := c.config.Store.ReplaceFunc(ctx, k.limit, keys, func(ctx context.Context, tx pgx.Tx) (err error) {
+	err := c.config.Store.ReplaceFunc(ctx, requests(k.limit, keys), func(ctx context.Context, tx pgx.Tx) (err error) {
 		if done, err = c.replaceKeys(ctx, tx, k, keys, false); err == nil {
 			err = c.unchanged(ctx, tx, k, done.apart...)
 		}

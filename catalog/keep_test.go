@@ -132,7 +132,7 @@ func TestEditsKeepWhatWasUsed(t *testing.T) {
 							t.Errorf("%d: %v of %v used, changed to %v: %v left, want %v", i, tt.used, tt.was, tt.becomes, got, want)
 						}
 						if key == "alice" {
-							if text := edit.Left.String(); i < 2 && tt.becomes == 1000 && text != "0 left of 50 → 950 left of 1,000 (within 10s)" && text != "0 left of 50 → 950 left of 1,000" {
+							if text := edit.Left.String(); i < 2 && tt.becomes == 1000 && text != "0 left of 50 → 950 left of 1000 (within 10s)" && text != "0 left of 50 → 950 left of 1000" {
 								t.Errorf("left is told as %q", text)
 							}
 						}
@@ -459,7 +459,7 @@ func TestRaiseBesideTheOldDefinition(t *testing.T) {
 	old := k.For(monthly, "acme").Limit
 	edit, err := k.Set(t.Context(), "monthly", "acme", catalog.Override{Rate: 1000})
 	must(t, err)
-	if got := edit.Left.String(); got != "0 left of 100 → 900 left of 1,000 (within 10s)" {
+	if got := edit.Left.String(); got != "0 left of 100 → 900 left of 1000 (within 10s)" {
 		t.Errorf("it tells %q", got)
 	}
 	granted := 0

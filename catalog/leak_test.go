@@ -1,6 +1,7 @@
 package catalog_test
 
 import (
+	"context"
 	"testing"
 
 	"github.com/pgratelimit/ratelimit/catalog"
@@ -12,7 +13,8 @@ import (
 func TestNoErrorShowsKeys(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	c, _ := newCatalog(t, newDB(t))
+	db := newDB(t)
+	c, _ := newCatalog(t, db)
 	notReady := c.Ready()
 	_, unknown := c.Set(ctx, "unknown", leak.Key, catalog.Override{Rate: 5})
 	must(t, c.Publish(ctx, api))
@@ -20,10 +22,14 @@ func TestNoErrorShowsKeys(t *testing.T) {
 	must(t, err)
 	edited(t)(c.Set(ctx, "api", leak.Key, catalog.Override{Rate: 60}))
 	changed := c.Apply(ctx, &preview)
+	lost := commitsThatWait(t, db)(func(ctx context.Context) error {
+		return errOf(c.Set(ctx, "api", leak.Key+" too", catalog.Override{Rate: 5}))
+	})
 	bare, _ := newCatalog(t, pgtest.New(t))
 	_, notMigrated := bare.Set(ctx, "api", leak.Key, catalog.Override{Rate: 5})
 	leak.Errors(t, ".", map[string]leak.Provoked{
 		"ErrNotReady": {Is: catalog.ErrNotReady, Err: notReady}, "ErrNotMigrated": {Is: catalog.ErrNotMigrated, Err: notMigrated},
 		"ErrUnknown": {Is: catalog.ErrUnknown, Err: unknown}, "UnknownError": {Err: unknown}, "ErrChanged": {Is: catalog.ErrChanged, Err: changed},
+		"ErrOutcomeUnknown": {Is: catalog.ErrOutcomeUnknown, Err: lost},
 	})
 }

@@ -2,8 +2,9 @@ package catalog
 
 import (
 	"fmt"
-	"strconv"
 	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/visible"
 )
 
 // Left is what is left of a key before an edit, and after it.
@@ -15,23 +16,11 @@ type Left struct {
 	Within  time.Duration `json:"-"` // until all of it is there; 0 for at once
 }
 
-// String returns what is left in a line, such as "0 left of 50 → 950 left of 1,000".
+// String returns what is left in a line, such as "0 left of 50 → 950 left of 1000".
 func (l *Left) String() string {
-	text := fmt.Sprintf("%s left of %s → %s left of %s", tokens(l.Before), tokens(l.Of), tokens(l.After), tokens(l.AfterOf))
+	text := fmt.Sprintf("%s left of %s → %s left of %s", visible.Amount(l.Before), visible.Amount(l.Of), visible.Amount(l.After), visible.Amount(l.AfterOf))
 	if l.Within > 0 {
 		text += fmt.Sprintf(" (within %v)", l.Within)
-	}
-	return text
-}
-
-// tokens writes a number of tokens, rounded to a thousandth.
-func tokens(v float64) string {
-	text := strconv.FormatFloat(v, 'f', -1, 64)
-	if whole := int64(v); float64(whole) != v {
-		return strconv.FormatFloat(v, 'f', 3, 64)
-	}
-	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
-		text = text[:i] + "," + text[i:]
 	}
 	return text
 }

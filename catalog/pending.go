@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/intx"
 )
 
 const (
@@ -248,7 +249,7 @@ func (c *Catalog) complete(ctx context.Context, p *pending) (keys int, err error
 	}
 	limit := f.published.Limit()
 	raise := func(some []string, last bool) error {
-		err := c.config.Store.ReplaceFunc(ctx, limit, some, func(ctx context.Context, tx pgx.Tx) error {
+		err := c.config.Store.ReplaceFunc(ctx, requests(limit, some), func(ctx context.Context, tx pgx.Tx) error {
 			all := make([]ratelimit.Replacement, len(some))
 			for i, key := range some {
 				all[i] = p.replacement(c.Resolve(ratelimit.Request{Limit: limit, Key: key}))
@@ -275,7 +276,7 @@ func (c *Catalog) complete(ctx context.Context, p *pending) (keys int, err error
 	if err = c.completeEach(ctx, limit, p, func(some []string) error { return raise(some, false) }); err != nil {
 		return keys, err
 	}
-	return keys, pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error {
+	return keys, intx.Do(ctx, c.table.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if err := c.table.release(ctx, tx, p.name, apart(p.mark), 0, c.config.Clock); err != nil {
 			return err
 		}
@@ -341,6 +342,15 @@ func (c *Catalog) eachKeys(ctx context.Context, limit ratelimit.Limit, after str
 			return nil
 		}
 	}
+}
+
+// requests returns the requests of some keys of a limit.
+func requests(limit ratelimit.Limit, keys []string) []ratelimit.Request {
+	all := make([]ratelimit.Request, len(keys))
+	for i, key := range keys {
+		all[i] = ratelimit.Request{Limit: limit, Key: key}
+	}
+	return all
 }
 
 // clockArg returns the clock of tests as an argument; NULL for the database's.

@@ -15,5 +15,5 @@ type Store interface {
 	CheckEach(ctx context.Context, requests ...ratelimit.Request) ([]ratelimit.Status, error)
 	Rows(ctx context.Context, limit ratelimit.Limit, page ratelimit.Page) iter.Seq2[ratelimit.Status, error]
 	ReplaceTx(ctx context.Context, tx pgx.Tx, replacements ...ratelimit.Replacement) ([]ratelimit.Status, error)
-	ReplaceFunc(ctx context.Context, limit ratelimit.Limit, keys []string, do func(context.Context, pgx.Tx) error) error
+	ReplaceFunc(ctx context.Context, requests []ratelimit.Request, do func(context.Context, pgx.Tx) error) error
 }

@@ -1,10 +1,12 @@
 package catalog
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -14,11 +16,16 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/intx"
 )
 
 // ErrNotMigrated is the error when a table of the catalog is not where it is looked for: apply
 // the set migrations.Catalog, or name the schema in [Config].
 var ErrNotMigrated = errors.New("catalog: the tables of the catalog are not there")
+
+// ErrOutcomeUnknown is the error of an edit in a transaction of its own whose context ended in COMMIT, or
+// whose connection was lost there: it may be done. It is pgstore's error of that name.
+var ErrOutcomeUnknown = intx.ErrUnknown
 
 // errAgain reports an edit that must be decided again, because the limit or its rows changed
 // meanwhile.
@@ -380,22 +387,35 @@ func (t *table) lock(ctx context.Context, q querier) error {
 	return fault("wait for those who write definitions", err)
 }
 
-// lockBehindRows is lock for a transaction that has locked rows. Calls wait for these meanwhile, so
-// after lockWait it returns errBehind. lockWait is less than the server's deadlock_timeout. The
-// statement restores the lock_timeout, and so does a rollback.
-const lockBehindRows = `SELECT set_config('ratelimit.lock_timeout', current_setting('lock_timeout'), true), set_config('lock_timeout', $2::text, true),
+// lockFor is lock for a bounded time, after which it returns errBehind. The statement restores the
+// lock_timeout, and so does a rollback.
+const lockFor = `SELECT set_config('ratelimit.lock_timeout', current_setting('lock_timeout'), true), set_config('lock_timeout', $2::text, true),
 	pg_advisory_xact_lock(hashtextextended('rate_limit_definitions', $1::text::regclass::oid::int8)),
 	set_config('lock_timeout', current_setting('ratelimit.lock_timeout'), true)`
 
-const lockWait = "200ms"
-
-func (t *table) lockBehindRows(ctx context.Context, tx pgx.Tx) error {
-	_, err := tx.Exec(ctx, lockBehindRows, t.definitions, lockWait)
+func (t *table) lockFor(ctx context.Context, tx pgx.Tx, most time.Duration) error {
+	_, err := tx.Exec(ctx, lockFor, t.definitions, strconv.FormatInt(most.Milliseconds(), 10))
 	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) && (pgErr.Code == "55P03" || pgErr.Code == "57014") { // lock_not_available; query_canceled, if the lock comes in that moment
+	if errors.As(err, &pgErr) && (pgErr.Code == lockNotAvailable || pgErr.Code == "57014") { // query_canceled, if the lock comes in that moment
 		return errBehind{}
 	}
 	return fault("wait for those who write definitions", err)
+}
+
+const lockNotAvailable = "55P03"
+
+// lockWait is how long a try waits where no call waits for its rows. It is less than the server's
+// deadlock_timeout.
+const lockWait = 200 * time.Millisecond
+
+// await waits until no other edit is under way, and keeps none from beginning.
+func (t *table) await(ctx context.Context, tx pgx.Tx) error {
+	behind, err := tx.Begin(ctx)
+	if err != nil {
+		return fault("wait for those who write definitions", err)
+	}
+	err = t.lockFor(ctx, behind, lockWait)
+	return cmp.Or(err, fault("wait for those who write definitions", behind.Rollback(ctx)))
 }
 
 func (t *table) forget(ctx context.Context, q querier, name string) (int64, error) {
@@ -465,6 +485,9 @@ func fault(doing string, err error) error {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && (pgErr.Code == undefinedTable || pgErr.Code == undefinedColumn) {
 		return fmt.Errorf("%w (ratelimit migrate up --set catalog; Config.Schema): %w", ErrNotMigrated, err)
+	}
+	if errors.As(err, &pgErr) && pgErr.Code == lockNotAvailable {
+		return fmt.Errorf("catalog: %s: a transaction has locked a row or table of the catalog: %w", doing, err)
 	}
 	return fmt.Errorf("catalog: %s: %w", doing, err)
 }

@@ -91,7 +91,7 @@ func (r *reading) breaks(at place, err error) {
 // with returns the view after a reading, and the places with faults that the reading found. asked
 // is when the process began to read. It copies what has changed, and of each changed name only some
 // parts.
-func (v *view) with(r *reading, asked time.Time) (after *view, told []place) {
+func (v *view) with(r *reading, asked time.Time) (after *view, newFaults []place) {
 	after = &view{limits: map[string]*family{}, mark: r.mark, at: r.at, read: asked}
 	if v != nil && !r.whole {
 		after.limits = maps.Clone(v.limits)
@@ -117,14 +117,14 @@ func (v *view) with(r *reading, asked time.Time) (after *view, told []place) {
 	}
 	for name, e := range touched {
 		f := e.finish()
-		for _, key := range slices.Sorted(maps.Keys(e.told)) {
-			told = append(told, place{name, key})
+		for _, key := range slices.Sorted(maps.Keys(e.newFaults)) {
+			newFaults = append(newFaults, place{name, key})
 		}
 		if after.limits[name] = f; f.empty() && len(f.faults) == 0 {
 			delete(after.limits, name)
 		}
 	}
-	return after, told
+	return after, newFaults
 }
 
 func newEntry(of *Entry) *entry {
@@ -141,14 +141,14 @@ func newEntry(of *Entry) *entry {
 // edition is a changed copy of a family that is being made.
 type edition struct {
 	family
-	keys  *draft[entry]
-	was   *published
-	fresh []*entry        // overrides that were put
-	told  map[string]bool // keys with faults that were found
+	keys      *draft[entry]
+	was       *published
+	fresh     []*entry        // overrides that were put
+	newFaults map[string]bool // keys with faults that were found
 }
 
 func (f *family) edition() *edition {
-	e := &edition{told: map[string]bool{}}
+	e := &edition{newFaults: map[string]bool{}}
 	if f != nil {
 		e.was, e.published, e.all, e.faults = f.published, f.published, f.all, maps.Clone(f.faults)
 		e.bases.Store(f.bases.Load())
@@ -191,7 +191,7 @@ func (e *edition) faulty(key string, err error) {
 	if e.faults == nil {
 		e.faults = map[string]error{}
 	}
-	e.faults[key], e.told[key] = err, true
+	e.faults[key], e.newFaults[key] = err, true
 }
 
 // finish checks the new overrides, or all if the definition is new, and returns the family.
@@ -200,7 +200,7 @@ func (e *edition) finish() *family {
 	check := e.fresh
 	switch {
 	case e.published == nil: // there is nothing to check overrides against
-		maps.DeleteFunc(e.faults, func(key string, _ error) bool { return !e.told[key] })
+		maps.DeleteFunc(e.faults, func(key string, _ error) bool { return !e.newFaults[key] })
 		return &e.family
 	case e.was == nil || !e.was.alike(e.published):
 		check = e.entries()

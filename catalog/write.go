@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit/internal/intx"
 )
 
 // alone runs do in a transaction of its own. Afterwards this process sees its changes at once.
@@ -18,7 +20,7 @@ func (c *Catalog) alone(ctx context.Context, do func(context.Context, pgx.Tx) er
 	if c.memory != nil {
 		err = do(ctx, nil)
 	} else {
-		err = pgx.BeginFunc(ctx, c.table.pool, func(tx pgx.Tx) error { return do(ctx, tx) })
+		err = intx.Do(ctx, c.table.pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return do(ctx, tx) })
 	}
 	if err != nil {
 		return err

@@ -38,7 +38,7 @@ var actions = map[string]func(ctx context.Context, s *site, t target, form url.V
 		if err == nil && n <= 0 {
 			err = bad("tokens", n, "must be positive")
 		}
-		return ask(fmt.Sprintf("Give %s to %s", inspect.Amount(n), t), func(ctx context.Context) error {
+		return ask(fmt.Sprintf("Give %s to %s", visible.Amount(n), t), func(ctx context.Context) error {
 			_, err := s.inspector.Store.Credit(ctx, t.limit.ForN(t.key, n))
 			return err
 		}), err

@@ -15,7 +15,7 @@ import (
 
 // functions are the templates' functions.
 var functions = template.FuncMap{
-	"amount":  inspect.Amount,
+	"amount":  visible.Amount,
 	"instant": inspect.Instant,
 	"span":    inspect.Span,
 	"period":  inspect.Period,

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/inspect"
+	"github.com/pgratelimit/ratelimit/internal/visible"
 )
 
 // picture shows how the tokens of a key come back if nothing is taken: a line and its marks, in
@@ -57,8 +58,8 @@ func (s *site) draw(ctx context.Context, story *inspect.Story) (*picture, error)
 		return nil, nil
 	}
 	p := &picture{
-		Top: inspect.Amount(top), Low: inspect.Amount(low), Debt: low < 0, To: to.Sub(from),
-		Text: fmt.Sprintf("Tokens from now, %s, until all %s are there, in %s", inspect.Amount(story.Now.Value), inspect.Amount(story.Now.Capacity), inspect.Span(story.Now.ResetAfter)),
+		Top: visible.Amount(top), Low: visible.Amount(low), Debt: low < 0, To: to.Sub(from),
+		Text: fmt.Sprintf("Tokens from now, %s, until all %s are there, in %s", visible.Amount(story.Now.Value), visible.Amount(story.Now.Capacity), inspect.Span(story.Now.ResetAfter)),
 	}
 	y := func(v float64) float64 { return round(height * (top - v) / (top - low)) }
 	x := func(i float64) float64 { return round(width * i / float64(len(values)-1)) }

@@ -115,7 +115,7 @@ func (s *Store) ReplaceTx(ctx context.Context, tx pgx.Tx, replacements ...rateli
 }
 
 // ReplaceFunc is called by package catalog. It runs do, without a transaction.
-func (*Store) ReplaceFunc(ctx context.Context, _ ratelimit.Limit, _ []string, do func(context.Context, pgx.Tx) error) error {
+func (*Store) ReplaceFunc(ctx context.Context, _ []ratelimit.Request, do func(context.Context, pgx.Tx) error) error {
 	return do(ctx, nil)
 }
 

@@ -134,6 +134,33 @@ func TestUpGoesOnWhenTheLockIsAvailable(t *testing.T) {
 	}
 }
 
+// The connection that holds the turn may be lost meanwhile: what was applied is no error.
+func TestUpOutlivesTheConnectionOfItsTurn(t *testing.T) {
+	t.Parallel()
+	db := pgtest.NewEmpty(t)
+	wantUp(t, db.Pool, &migrate.Config{Schema: db.Schema}, applied)
+	holder := begin(t, db.Pool, "LOCK TABLE "+db.Schema+".rate_limits IN ACCESS EXCLUSIVE MODE") // views need to look at it
+	defer holder.Rollback(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		_, err := migrate.Up(t.Context(), db.Pool, &migrate.Config{Schema: db.Schema, Set: migrations.Catalog})
+		done <- err
+	}()
+	for !pgtest.Blocks(t, db.Pool, holder) {
+		time.Sleep(time.Millisecond)
+	}
+	tag, err := db.Pool.Exec(t.Context(), "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid::int8 << 32 | objid::int8 = $1", int64(0x72_6c_69_6d_69_74))
+	if err != nil || tag.RowsAffected() != 1 {
+		t.Fatal(tag, err)
+	}
+	if err := holder.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Errorf("got %v", err)
+	}
+}
+
 // begin begins a transaction with a statement.
 func begin(t *testing.T, pool *pgxpool.Pool, sql string) pgx.Tx {
 	t.Helper()

@@ -468,12 +468,15 @@ func isLockTimeout(err error) bool {
 // poolers in transaction mode lose it. The transaction is idle meanwhile, so it lifts the server's
 // time-out for idle transactions.
 func (t *target) inTurn(ctx context.Context, f func() error) error {
-	return pgx.BeginFunc(ctx, t.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "SELECT set_config('idle_in_transaction_session_timeout', '0', true), pg_advisory_xact_lock($1::bigint)", lockID); err != nil {
-			return fmt.Errorf("wait for the lock: %w", err)
-		}
-		return f()
-	})
+	tx, err := t.pool.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback(ctx) }() // it has nothing to commit
+	if _, err := tx.Exec(ctx, "SELECT set_config('idle_in_transaction_session_timeout', '0', true), pg_advisory_xact_lock($1::bigint)", lockID); err != nil {
+		return fmt.Errorf("wait for the lock: %w", err)
+	}
+	return f()
 }
 
 func migration(source *goose.Source, applied bool) Migration {

@@ -25,10 +25,10 @@ var (
 
 	// ErrLocked is the error of a decision on its own that waited, until its context ended, for
 	// a row that a transaction has locked; or of one in a transaction that waited for longer
-	// than the server's lock_timeout. The message names the limit; or, if the whole table is
-	// locked or waited for, such as by a migration behind a dump, the session by its pid and
-	// application_name, while the pool has a connection left to ask by. The error of the context
-	// or the server is within reach as well.
+	// than the server's lock_timeout. The message names the limit, or all limits of the statement;
+	// or, if the whole table is locked or waited for, such as by a migration behind a dump, the
+	// session by its pid and application_name, while the pool has a connection left to ask by. The
+	// error of the context or the server is within reach as well.
 	ErrLocked = conn.ErrLocked
 
 	// ErrNotMigrated is the error of a database that lacks the table, or a column of it, where

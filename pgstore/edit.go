@@ -160,15 +160,15 @@ func (s *Store) ReplaceTx(ctx context.Context, tx pgx.Tx, replacements ...rateli
 }
 
 // ReplaceFunc is for package catalog and the command: it runs do in a transaction of its own, in which do makes
-// replacements of the keys' rows by ReplaceTx. While another transaction has one of these locked, it
+// replacements of the requests' rows by ReplaceTx. While another transaction has one of these locked, it
 // waits with none of them locked, so do may run several times.
-func (s *Store) ReplaceFunc(ctx context.Context, limit ratelimit.Limit, keys []string, do func(context.Context, pgx.Tx) error) error {
+func (s *Store) ReplaceFunc(ctx context.Context, requests []ratelimit.Request, do func(context.Context, pgx.Tx) error) error {
 	if err := s.usable(); err != nil {
 		return err
 	}
 	var rows []decide.Row
-	for _, key := range keys {
-		call, err := decide.New(false, ratelimit.Request{Limit: limit, Key: key})
+	for _, r := range requests {
+		call, err := decide.New(false, r)
 		if err != nil {
 			return err
 		}

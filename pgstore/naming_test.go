@@ -3,6 +3,7 @@ package pgstore_test
 import (
 	"context"
 	"errors"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -81,6 +82,68 @@ func TestWaitInATransactionIsNamed(t *testing.T) {
 			cancel()
 			_ = tx.Rollback(t.Context())
 		}
+	}
+}
+
+// An error of a statement that the server's lock_timeout ended is ErrLocked, and names the limit whose
+// row is locked, whatever the verb and whichever of its limits that is.
+func TestLockTimeoutIsNamed(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	const key = "the key"
+	a, b, empty := slow("limit a", 10), slow("limit b", 10), slow("limit 0", 1)
+	mustAllow(t, store, empty.For(key))
+	ofBoth, err := store.Allow(t.Context(), a.For(key), b.For(key))
+	mustTake(t, ofBoth, err)
+	change := func(l ratelimit.TokenBucket) ratelimit.Replacement {
+		to := l
+		to.Rate++
+		return ratelimit.Replacement{Key: key, From: l, To: to}
+	}
+	for _, l := range []ratelimit.TokenBucket{a, b} {
+		ofOne, err := store.Allow(t.Context(), l.For(key))
+		mustTake(t, ofOne, err)
+		holder := begin(t, db, pgx.ReadCommitted)
+		takeIn(t, store, holder, l.For(key))
+		for verb, do := range map[string]func(context.Context, pgx.Tx) error{
+			"AllowTx":        func(ctx context.Context, tx pgx.Tx) error { return store.TakeTx(ctx, tx, l.For(key)) },
+			"AllowTx of two": func(ctx context.Context, tx pgx.Tx) error { return store.TakeTx(ctx, tx, a.For(key), b.For(key)) },
+			"ReserveTx of two": func(ctx context.Context, tx pgx.Tx) error {
+				return errOf(store.ReserveTx(ctx, tx, a.For(key), b.For(key)))
+			},
+			"AllowFirstTx": func(ctx context.Context, tx pgx.Tx) error {
+				return errOf(store.AllowFirstTx(ctx, tx, empty.For(key), l.For(key)))
+			},
+			"AllowAtMostTx": func(ctx context.Context, tx pgx.Tx) error { return errOf(store.AllowAtMostTx(ctx, tx, l.For(key))) },
+			"CreditTx":      func(ctx context.Context, tx pgx.Tx) error { return errOf(store.CreditTx(ctx, tx, l.For(key))) },
+			"PauseTx":       func(ctx context.Context, tx pgx.Tx) error { return errOf(store.PauseTx(ctx, tx, l, key, time.Hour)) },
+			"PauseEachTx of two": func(ctx context.Context, tx pgx.Tx) error {
+				return errOf(store.PauseEachTx(ctx, tx, []ratelimit.Request{a.For(key), b.For(key)}, time.Hour))
+			},
+			"ResumeTx": func(ctx context.Context, tx pgx.Tx) error { return store.ResumeTx(ctx, tx, l, key) },
+			"ResetTx":  func(ctx context.Context, tx pgx.Tx) error { return store.ResetTx(ctx, tx, l, key) },
+			"SettleTx": func(ctx context.Context, tx pgx.Tx) error { return errOf(store.SettleTx(ctx, tx, ofOne.Receipt, 2)) },
+			"SettleTx of two": func(ctx context.Context, tx pgx.Tx) error {
+				return errOf(store.SettleTx(ctx, tx, ofBoth.Receipt, 2, 2))
+			},
+			"CancelTx of two": func(ctx context.Context, tx pgx.Tx) error { return errOf(store.CancelTx(ctx, tx, ofBoth.Receipt)) },
+			"ChangeTx": func(ctx context.Context, tx pgx.Tx) error {
+				return errOf(store.ChangeTx(ctx, tx, l, change(l).To, key))
+			},
+			"ReplaceTx of two": func(ctx context.Context, tx pgx.Tx) error {
+				return errOf(store.ReplaceTx(ctx, tx, change(a), change(b)))
+			},
+		} {
+			tx := begin(t, db, pgx.ReadCommitted)
+			mustExec(t, tx, "SET LOCAL lock_timeout = 10")
+			err := do(t.Context(), tx)
+			if !isLocked(err) || !strings.Contains(err.Error(), strconv.Quote(l.Name)) || strings.Contains(err.Error(), key) {
+				t.Errorf("%s, %s is locked: got %v, want ErrLocked that names it", verb, l.Name, err)
+			}
+			end(t, tx.Rollback)
+		}
+		end(t, holder.Rollback)
 	}
 }
 

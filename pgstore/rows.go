@@ -74,19 +74,19 @@ func (s *Store) Rows(ctx context.Context, limit ratelimit.Limit, page ratelimit.
 func (s *Store) list(ctx context.Context, limit ratelimit.Limit, page ratelimit.Page, yield func(ratelimit.Status, error) bool) {
 	d := bucket.Definition(limit.Definition())
 	var (
-		key    string         // of the rows being read
-		states []bucket.State // of these; nil before the first
-		at     time.Time      // when the last of them was read
-		told   int
+		key     string         // of the rows being read
+		states  []bucket.State // of these; nil before the first
+		at      time.Time      // when the last of them was read
+		yielded int
 	)
-	tell := func() (more bool) {
-		if states == nil || page.Most > 0 && told == page.Most {
+	yieldKey := func() (more bool) {
+		if states == nil || page.Most > 0 && yielded == page.Most {
 			return false
 		}
 		status := decide.Shown(limit, key, states, at)
 		states = nil
-		told++
-		return yield(status, nil) && told != page.Most
+		yielded++
+		return yield(status, nil) && yielded != page.Most
 	}
 	for rows, err := range s.pages(ctx, d.Name, d.Shards, page) {
 		if err != nil {
@@ -94,7 +94,7 @@ func (s *Store) list(ctx context.Context, limit ratelimit.Limit, page ratelimit.
 			return
 		}
 		for i, row := range rows.Rows {
-			if states != nil && row.Key.Key != key && !tell() {
+			if states != nil && row.Key.Key != key && !yieldKey() {
 				return
 			}
 			if at = rows.At; states == nil {
@@ -105,7 +105,7 @@ func (s *Store) list(ctx context.Context, limit ratelimit.Limit, page ratelimit.
 			}
 		}
 	}
-	tell()
+	yieldKey()
 }
 
 // pages yields the rows of a page, in order, up to a thousand at a time. An error is the last.

@@ -16,6 +16,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/inspect"
+	"github.com/pgratelimit/ratelimit/internal/intx"
 	"github.com/pgratelimit/ratelimit/internal/visible"
 )
 
@@ -427,7 +428,7 @@ there: all, or on an error none. What the file does not name stays, and so does 
 				}
 				asIs, err := catalog.New(d.Pool, &catalog.Config{Schema: o.schema, Logger: silent})
 				if err == nil {
-					err = pgx.BeginFunc(cmd.Context(), d.Pool, func(tx pgx.Tx) error { return f.into(cmd.Context(), tx, asIs) })
+					err = intx.Do(cmd.Context(), d.Pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return f.into(cmd.Context(), tx, asIs) })
 				}
 				if err != nil {
 					return err

@@ -416,7 +416,7 @@ func TestCatalogKeepsWhatWasUsed(t *testing.T) {
 		}
 	}
 	raise := []string{"catalog", "set", "monthly", "acme", "--rate", "10000"}
-	const said = "0 left of 1,000 → 9,000 left of 10,000 (within 10s)"
+	const said = "0 left of 1000 → 9000 left of 10000 (within 10s)"
 	w.program(append(raise, "--dry-run")...).wantStatus(t, exitOK, said)
 	left(0)
 	wantIn(t, w.program(append(raise, "--yes")...).ok(t), "acme: "+said)
@@ -428,7 +428,7 @@ func TestCatalogKeepsWhatWasUsed(t *testing.T) {
 	}
 	wantIn(t, w.program("catalog", "complete").ok(t), "looked at 1 key")
 	left(9000)
-	wantIn(t, w.program("catalog", "set", "monthly", "acme", "--rate", "2000", "--yes").ok(t), "acme: 9,000 left of 10,000 → 1,000 left of 2,000\n")
+	wantIn(t, w.program("catalog", "set", "monthly", "acme", "--rate", "2000", "--yes").ok(t), "acme: 9000 left of 10000 → 1000 left of 2000\n")
 	left(1000)
 	if out := w.program("catalog", "set", "monthly", "acme", "--rate", "5000", "--as-is", "--yes").ok(t); strings.Contains(out, "left") {
 		t.Errorf("it says %q", out)

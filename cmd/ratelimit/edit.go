@@ -21,6 +21,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/erase"
 	"github.com/pgratelimit/ratelimit/internal/inspect"
+	"github.com/pgratelimit/ratelimit/internal/intx"
 	"github.com/pgratelimit/ratelimit/internal/visible"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
@@ -213,7 +214,7 @@ func (e *edit) done(what, key string, result *ratelimit.Result) error {
 	if !result.PausedUntil.IsZero() {
 		paused = ", paused until " + inspect.Instant(result.PausedUntil)
 	}
-	p.say("%s %s: %s of %s left%s", what, p.key(key), inspect.Amount(result.Value), inspect.Amount(result.Capacity), paused)
+	p.say("%s %s: %s of %s left%s", what, p.key(key), visible.Amount(result.Value), visible.Amount(result.Capacity), paused)
 	return nil
 }
 
@@ -235,7 +236,7 @@ func (e *edit) confirmedFor(ctx context.Context, verb string) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		what += fmt.Sprintf(", which has %s of %s left", inspect.Amount(now.Value), inspect.Amount(now.Capacity))
+		what += fmt.Sprintf(", which has %s of %s left", visible.Amount(now.Value), visible.Amount(now.Capacity))
 	}
 	return e.confirmed(e.cmd, what)
 }
@@ -283,7 +284,7 @@ func creditCommand(o *options) *cobra.Command {
 						return err
 					}
 				}
-				if ok, err := e.confirmedFor(ctx, "give "+inspect.Amount(count)+" to"); !ok {
+				if ok, err := e.confirmedFor(ctx, "give "+visible.Amount(count)+" to"); !ok {
 					return err
 				}
 				return e.eachAlone(ctx, "credited", func(r ratelimit.Request) error {
@@ -515,7 +516,7 @@ func (e *edit) change(ctx context.Context, from, to map[string]string, all bool)
 		}
 		for i, key := range some {
 			if !all && !p.json {
-				p.say("changed %s: %s of %s left → %s of %s left", p.key(key), inspect.Amount(before[i].Value), inspect.Amount(before[i].Capacity), inspect.Amount(after[i].Value), inspect.Amount(after[i].Capacity))
+				p.say("changed %s: %s of %s left → %s of %s left", p.key(key), visible.Amount(before[i].Value), visible.Amount(before[i].Capacity), visible.Amount(after[i].Value), visible.Amount(after[i].Capacity))
 			}
 		}
 	}
@@ -533,7 +534,8 @@ func (e *edit) change(ctx context.Context, from, to map[string]string, all bool)
 // changeKeys changes keys in one transaction, and returns their statuses before and after it. With an error
 // and statuses before it, the keys are changed.
 func (e *edit) changeKeys(ctx context.Context, from, to map[string]string, keys []string) (before, after []ratelimit.Status, err error) {
-	changes, asked := make([]ratelimit.Replacement, len(keys)), make([]ratelimit.Request, len(keys))
+	changes := make([]ratelimit.Replacement, len(keys))
+	asked, rows := make([]ratelimit.Request, len(keys)), make([]ratelimit.Request, len(keys)) // rows may be locked
 	for i, key := range keys {
 		r := ratelimit.Replacement{Key: key}
 		if r.From, err = with(e.of(key).Limit, from); err == nil {
@@ -543,12 +545,11 @@ func (e *edit) changeKeys(ctx context.Context, from, to map[string]string, keys 
 			return nil, nil, err
 		}
 		changes[i], asked[i] = r, ratelimit.Request{Limit: r.To, Key: key}
+		if rows[i] = asked[i]; r.From.Definition().Shards > r.To.Definition().Shards {
+			rows[i].Limit = r.From
+		}
 	}
-	most := changes[0].From // of whose rows another transaction may have one locked
-	if changes[0].To.Definition().Shards > most.Definition().Shards {
-		most = changes[0].To
-	}
-	err = e.desk.Store.ReplaceFunc(ctx, most, keys, func(ctx context.Context, tx pgx.Tx) (err error) {
+	err = e.desk.Store.ReplaceFunc(ctx, rows, func(ctx context.Context, tx pgx.Tx) (err error) {
 		before, err = e.desk.Store.ReplaceTx(ctx, tx, changes...)
 		return err
 	})
@@ -699,7 +700,7 @@ what is made of several parts or of a hash, name each key: see "ratelimit key".`
 				return err
 			}
 			defer pool.Close()
-			return asBad(pgx.BeginFunc(cmd.Context(), pool, func(tx pgx.Tx) error { return o.erase(cmd, tx, keys) }))
+			return asBad(intx.Do(cmd.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return o.erase(cmd, tx, keys) }))
 		},
 	}))
 }

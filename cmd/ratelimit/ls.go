@@ -167,7 +167,7 @@ func listKeys(cmd *cobra.Command, p *printer, d *inspect.Inspector, limit rateli
 		if p.csv {
 			paused, fullIn = instant(key.PausedUntil), fmt.Sprint(key.ResetAfter.Seconds())
 		}
-		err := t.row(keyJSONOf(key), inspect.Amount(key.Value), inspect.Amount(key.Capacity), fullIn, paused, yesNo(key.Overridden), p.key(key.Request.Key))
+		err := t.row(keyJSONOf(key), visible.Amount(key.Value), visible.Amount(key.Capacity), fullIn, paused, yesNo(key.Overridden), p.key(key.Request.Key))
 		if err != nil {
 			return err
 		}

@@ -233,7 +233,7 @@ func (f *logFlags) report(p *printer, trials []*trial.Trial) error {
 	table := p.table("CALLS", "KEYS", "GRANTED", "REFUSED", "", "LONGEST WAIT", "MOST IN A PERIOD", "LIMIT")
 	for _, t := range trials {
 		err := table.row(trialJSONOf(t, f.most), fmt.Sprint(t.Calls), fmt.Sprint(t.Keys), fmt.Sprint(t.Granted), fmt.Sprint(t.Refused),
-			percent(t.RefusedShare()), inspect.Span(t.LongestWait), inspect.Amount(t.Peak), visible.Lines(t.Limit.String()))
+			percent(t.RefusedShare()), inspect.Span(t.LongestWait), visible.Amount(t.Peak), visible.Lines(t.Limit.String()))
 		if err != nil {
 			return err
 		}

@@ -225,7 +225,7 @@ func (f facts) overrides(own, all *catalog.Entry) {
 
 func (f facts) rows(rows []inspect.Row) {
 	for _, r := range rows {
-		f.line("row", "shard %d: %s at %s%s", r.Shard, inspect.Amount(r.Value), inspect.Instant(r.TS), aheadOf(r))
+		f.line("row", "shard %d: %s at %s%s", r.Shard, visible.Amount(r.Value), inspect.Instant(r.TS), aheadOf(r))
 		if r.Holder != nil {
 			f.line("locked by", "%s", r.Holder)
 		}
@@ -316,7 +316,7 @@ func (p *printer) story(s *inspect.Story) error {
 	line("key", "%s", p.key(s.Now.Request.Key))
 	f.answer(s.Never == nil && s.Answer.OK, s.Why())
 	f.unlike(s.Unlike)
-	line("left", "%s of %s, full at %s", inspect.Amount(s.Now.Value), inspect.Amount(s.Now.Capacity), inspect.Instant(s.Now.FullAt()))
+	line("left", "%s of %s, full at %s", visible.Amount(s.Now.Value), visible.Amount(s.Now.Capacity), inspect.Instant(s.Now.FullAt()))
 	if !s.Now.PausedUntil.IsZero() {
 		line("paused", "until %s", inspect.Instant(s.Now.PausedUntil))
 	}
@@ -336,7 +336,7 @@ func aheadOf(r inspect.Row) string {
 	if r.Ahead == 0 {
 		return ""
 	}
-	return fmt.Sprintf(", %s more in memories of processes", inspect.Amount(r.Ahead))
+	return fmt.Sprintf(", %s more in memories of processes", visible.Amount(r.Ahead))
 }
 
 // describeChange is a change of the catalog in a line.

@@ -172,7 +172,7 @@ func (f *simulateFlags) run(cmd *cobra.Command, p *printer) error {
 		v := outcomeJSON{trialJSONOf(out.Trial, 0), out.Callers, out.Served, out.GaveUp, waits[0].String(), waits[1].String(), waits[2].String(), out.Busiest}
 		err = table.row(v, fmt.Sprint(out.Callers), fmt.Sprint(out.Calls), percent(out.RefusedShare()),
 			percent(float64(out.Served)/float64(max(out.Callers, 1))), inspect.Span(waits[0]), inspect.Span(waits[1]), inspect.Span(waits[2]),
-			fmt.Sprint(out.Busiest), inspect.Amount(out.Peak), visible.Lines(out.Limit.String()))
+			fmt.Sprint(out.Busiest), visible.Amount(out.Peak), visible.Lines(out.Limit.String()))
 		if err != nil {
 			return err
 		}

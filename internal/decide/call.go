@@ -94,6 +94,15 @@ func (c *Call) Sharded() bool {
 	return c.Demands[len(c.Demands)-1].Sharded()
 }
 
+// Names returns the names of c's limits, one for each demand.
+func (c *Call) Names() []string {
+	names := make([]string, len(c.Demands))
+	for i := range c.Demands {
+		names[i] = c.Demands[i].Definition.Name
+	}
+	return names
+}
+
 // AtMost reports whether c takes the tokens available, up to its count.
 func (c *Call) AtMost() bool { return c.asked > 0 }
 

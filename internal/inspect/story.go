@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/internal/visible"
 )
 
 // mostChanges is the largest number of changes in a story.
@@ -244,25 +245,25 @@ func (d *Inspector) changes(ctx context.Context, name, key string) ([]catalog.Ch
 // Why says in a sentence the answer for the count, and why.
 func (s *Story) Why() string {
 	a := &s.Answer
-	count := Amount(a.Request.Count)
+	count := visible.Amount(a.Request.Count)
 	switch {
 	case s.Never != nil:
 		return "never: " + s.Never.Error()
 	case a.Request.Mode == ratelimit.ModeRefuse:
 		return "refused: " + refusing(a.Request.RefusedUntil)
 	case a.Shadowed:
-		return fmt.Sprintf("granted, since its mode is shadow: %s wanted, %s left", count, Amount(a.Value))
+		return fmt.Sprintf("granted, since its mode is shadow: %s wanted, %s left", count, visible.Amount(a.Value))
 	case a.OK && a.RetryAfter > 0:
 		return fmt.Sprintf("a reservation of %s would be due at %s, in %s", count, Instant(a.RetryAt), Span(a.RetryAfter))
 	case a.OK:
-		return fmt.Sprintf("granted: %s would be taken of %s", count, Amount(a.Value))
+		return fmt.Sprintf("granted: %s would be taken of %s", count, visible.Amount(a.Value))
 	case !a.PausedUntil.IsZero() && !s.Reserve:
 		return fmt.Sprintf("refused: it is paused until %s; %s would be granted at %s, in %s", Instant(a.PausedUntil), count, Instant(a.RetryAt), Span(a.RetryAfter))
 	case s.Reserve:
 		return fmt.Sprintf("refused: %s left, and debt may be at most %s; a reservation of %s would be accepted at %s, in %s",
-			Amount(a.Value), Amount(s.Holds.MaxReserved), count, Instant(a.RetryAt), Span(a.RetryAfter))
+			visible.Amount(a.Value), visible.Amount(s.Holds.MaxReserved), count, Instant(a.RetryAt), Span(a.RetryAfter))
 	}
-	return fmt.Sprintf("refused: %s wanted, %s left; %s would be granted at %s, in %s", count, Amount(a.Value), count, Instant(a.RetryAt), Span(a.RetryAfter))
+	return fmt.Sprintf("refused: %s wanted, %s left; %s would be granted at %s, in %s", count, visible.Amount(a.Value), count, Instant(a.RetryAt), Span(a.RetryAfter))
 }
 
 // refusing says until when a mode refuses.

@@ -2,7 +2,6 @@ package inspect
 
 import (
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -65,21 +64,12 @@ func Period(d time.Duration) string {
 	return text
 }
 
-// Amount writes a number of tokens for people, rounded down to a thousandth, so that what it shows
-// exists.
-func Amount(v float64) string {
-	if math.IsInf(v, 0) {
-		return "unlimited"
-	}
-	return strconv.FormatFloat(math.Floor(v*1000+1e-6)/1000, 'f', -1, 64)
-}
-
 // Override writes the fields that an override replaces, in a line.
 func Override(o *catalog.Override) string {
 	var parts []string
 	add := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
 	if o.Rate != 0 {
-		add("rate %s", Amount(o.Rate))
+		add("rate %s", visible.Amount(o.Rate))
 	}
 	if o.Period != 0 {
 		add("period %s", Period(o.Period))
@@ -138,5 +128,5 @@ func bound(v float64) string {
 	if v == ratelimit.None {
 		return "none"
 	}
-	return Amount(v)
+	return visible.Amount(v)
 }

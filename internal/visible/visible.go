@@ -5,6 +5,7 @@ package visible
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -85,4 +86,13 @@ func escape(s string, keep func(rune) bool) string {
 		}
 	}
 	return b.String()
+}
+
+// Amount writes a number of tokens for people, rounded down to a thousandth, so that what it shows
+// exists.
+func Amount(v float64) string {
+	if math.IsInf(v, 0) {
+		return "unlimited"
+	}
+	return strconv.FormatFloat(math.Floor(v*1000+1e-6)/1000, 'f', -1, 64)
 }

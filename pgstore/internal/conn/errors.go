@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgratelimit/ratelimit/internal/intx"
 	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
@@ -18,7 +20,7 @@ const Table = "rate_limits"
 // The errors of a Store. Package pgstore exports and documents them.
 var (
 	ErrNoPool         = errors.New("pgstore: this needs a pool, and New was given nil")
-	ErrOutcomeUnknown = errors.New("pgstore: whether the transaction was committed is not known")
+	ErrOutcomeUnknown = intx.ErrUnknown
 	ErrClosed         = errors.New("pgstore: the store is closed")
 	ErrLocked         = errors.New("pgstore: waited for a lock")
 	ErrNotMigrated    = errors.New("pgstore: table " + Table + " is missing or not up to date; bring it there with `ratelimit migrate up` or migrate.Up")
@@ -70,13 +72,33 @@ func (c *Conn) Fault(doing string, err error) error {
 	return fmt.Errorf("pgstore: %s: %w", doing, err)
 }
 
-// Locked returns the error of a decision whose time was over while it waited for a lock: of a row, or of
-// the table.
-func (c *Conn) Locked(limit string, err error) error {
-	if by := c.tableLock(); by != "" {
-		return fmt.Errorf("%w: %s: limit %q: %w", ErrLocked, by, limit, err)
+// FaultOf is Fault for a statement that needs rows of limits, which it names. If the statement waited
+// in vain for a lock, the error is that of Locked.
+func (c *Conn) FaultOf(doing string, limits []string, err error) error {
+	if Code(err) == LockNotAvailable {
+		return c.Locked(err, limits...)
 	}
-	return fmt.Errorf("%w: a transaction has locked a row of limit %q: %w", ErrLocked, limit, err)
+	return c.Fault(doing+" "+named(limits), err)
+}
+
+// Locked returns the error of a decision whose time was over while it waited for a lock: of a row of one
+// of some limits, or of the table.
+func (c *Conn) Locked(err error, limits ...string) error {
+	if by := c.tableLock(); by != "" {
+		return fmt.Errorf("%w: %s: %s: %w", ErrLocked, by, named(limits), err)
+	}
+	return fmt.Errorf("%w: a transaction has locked a row of %s: %w", ErrLocked, named(limits), err)
+}
+
+// named writes the names of limits, each once.
+func named(limits []string) string {
+	var names []string
+	for _, limit := range limits {
+		if name := strconv.Quote(limit); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return "limit " + strings.Join(names, " or ")
 }
 
 // Code returns the SQLSTATE in err, of any driver; "" if there is none.
@@ -120,24 +142,12 @@ func Retriable(err error) bool {
 	return c == "40001" || c == "40P01"
 }
 
-// Answered reports whether the server has said by err that it did nothing. An error of class 08, or one
-// that ends the connection, says no such thing: a pooler reports a lost connection by it. Of a COMMIT see
-// also CommittedInPart.
-func Answered(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && pgErr.Code[:min(2, len(pgErr.Code))] != "08"
-}
-
-// CommittedInPart reports whether a COMMIT with this error may have committed on some nodes of a
-// distributed database. Citus reports so that one node failed after another had committed.
-func CommittedInPart(err error) bool { return Code(err) == "XX000" }
-
 // OfValues reports whether the server did nothing because of the values sent, so that the same
 // statement with other values may succeed. Such are errors of data and constraints, of a trigger, and
 // of the server's own limits on a statement.
 func OfValues(err error) bool {
 	code := Code(err)
-	if !Answered(err) || len(code) != 5 || code == "54001" { // statement_too_complex: the depth of the stack
+	if !intx.Answered(err) || len(code) != 5 || code == "54001" { // statement_too_complex: the depth of the stack
 		return false
 	}
 	return slices.Contains([]string{"22", "23", "44", "54", "P0"}, code[:2])

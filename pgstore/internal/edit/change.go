@@ -2,7 +2,6 @@ package edit
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -11,7 +10,6 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
@@ -108,18 +106,12 @@ func (e *Editor) Func(ctx context.Context, rows []decide.Row, do func(context.Co
 	return err
 }
 
-// faultOf returns an error of replacements that names their limits, and the lock if they waited for one.
 func (e *Editor) faultOf(all []*Replacement, err error) error {
-	var names []string
-	for _, r := range all {
-		if name := r.Before.KeyOf().Name; !slices.Contains(names, name) {
-			names = append(names, name)
-		}
+	names := make([]string, len(all))
+	for i, r := range all {
+		names[i] = r.Before.Definition.Name
 	}
-	if len(names) == 1 && conn.Code(err) == conn.LockNotAvailable {
-		return e.Locked(names[0], err)
-	}
-	return e.Fault(fmt.Sprintf("change limits %q", names), err)
+	return e.FaultOf("change", names, err)
 }
 
 // replace makes replacements, and returns their instant.

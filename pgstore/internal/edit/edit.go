@@ -88,7 +88,7 @@ func (e *Editor) Reset(ctx context.Context, tx pgx.Tx, call *decide.Call) error 
 		err = e.refillAll(ctx, tx, a, left)
 	}
 	if err != nil {
-		return e.Fault("reset", err)
+		return e.FaultOf("reset", call.Names(), err)
 	}
 	e.known.Forget(a.KeyOf())
 	e.memory.Evict(a.KeyOf())
@@ -125,7 +125,7 @@ func (e *Editor) Credit(r ratelimit.Request, status *ratelimit.Status) Edit {
 		a := &call.Demands[0]
 		states, at, err := e.credit(ctx, tx, a, r.Count)
 		if err != nil {
-			return e.Fault("credit", err)
+			return e.FaultOf("credit", call.Names(), err)
 		}
 		e.known.Forget(a.KeyOf())
 		e.known.Shards.Observe(a, states)
@@ -248,7 +248,7 @@ func (e *Editor) Resume(ctx context.Context, tx pgx.Tx, call *decide.Call) error
 func (e *Editor) rewrite(ctx context.Context, tx pgx.Tx, a *decide.Demand, to func(*bucket.Definition, bucket.State, bucket.Out, time.Time) bucket.State) error {
 	rows, at, err := e.lockEach(ctx, tx, a)
 	if err != nil {
-		return e.Fault("edit", err)
+		return e.FaultOf("edit", []string{a.Definition.Name}, err)
 	}
 	var batch pgx.Batch
 	states, outs := rows[0].states, rows[0].outs
@@ -257,7 +257,7 @@ func (e *Editor) rewrite(ctx context.Context, tx pgx.Tx, a *decide.Demand, to fu
 		e.table.QueuePut(&batch, decide.Row{Key: a.KeyOf(), Shard: shard}, states[shard])
 	}
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
-		return e.Fault("edit", err)
+		return e.FaultOf("edit", []string{a.Definition.Name}, err)
 	}
 	e.known.Forget(a.KeyOf())
 	e.known.Shards.Observe(a, states)

@@ -72,7 +72,7 @@ func (e *Editor) settle(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, se
 	case errors.Is(err, ratelimit.ErrSettled), errors.Is(err, ratelimit.ErrInvalid):
 		return ratelimit.Result{}, err
 	}
-	return ratelimit.Result{}, e.Fault("settle", err)
+	return ratelimit.Result{}, e.FaultOf("settle", settlement.Call.Names(), err)
 }
 
 // owed reports whether a receipt's tokens are to be settled: the transaction that took them was

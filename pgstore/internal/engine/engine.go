@@ -169,7 +169,7 @@ func (e *Engine) Decide(ctx context.Context, w *watch.Watch, p *Pending) (rateli
 	defer e.parts.underWay.Add(-1)
 	if _, err := e.queueFor(p, e.parts.underWay.Add(1)).Do(ctx, p); err != nil {
 		if row := p.locked.Load(); row != nil {
-			return ratelimit.Result{}, e.Locked(row.Name, err)
+			return ratelimit.Result{}, e.Locked(err, row.Name)
 		}
 		return ratelimit.Result{}, e.Fault("decide", err)
 	}

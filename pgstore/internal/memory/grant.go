@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/intx"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/engine"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/escrow"
@@ -125,7 +126,7 @@ func (m *Memory) Add(calls []*engine.Ticket, g *table.Grant) {
 func (m *Memory) Done(calls []*engine.Ticket, g *table.Grant, err error) {
 	added, _ := g.Added.(*sentPrefetch)
 	switch {
-	case err != nil && (!conn.Answered(err) || conn.CommittedInPart(err)) && !table.Unsent(err): // whether it was done is not known
+	case err != nil && (!intx.Answered(err) || intx.InPart(err)) && !table.Unsent(err): // whether it was done is not known
 		return
 	case err != nil || !g.Taken.OK:
 		if added != nil {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/intx"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/escrow"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
@@ -97,5 +98,5 @@ func (m *Memory) retriable(err error) bool {
 	if table.Unsent(err) {
 		return m.Work.Opened.Err() == nil
 	}
-	return conn.Forgotten(err) || conn.Answered(err) && !conn.OfValues(err) && !strings.HasPrefix(conn.Code(err), "42")
+	return conn.Forgotten(err) || intx.Answered(err) && !conn.OfValues(err) && !strings.HasPrefix(conn.Code(err), "42")
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/batch"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/flight"
+	"github.com/pgratelimit/ratelimit/internal/intx"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
@@ -61,7 +62,7 @@ func (f *Permits) changeHeld(ctx context.Context, op *table.PermitOp) error {
 			err = f.changeOnce(ctx, op)
 		}
 		if ctx.Err() != nil && err != nil {
-			return f.Locked(op.Row.Name, ctx.Err())
+			return f.Locked(ctx.Err(), op.Row.Name)
 		}
 	}
 	return err
@@ -193,7 +194,7 @@ func (f *Permits) ReleaseIn(ctx context.Context, tx pgx.Tx, permit ratelimit.Per
 
 // ReleaseFunc runs a transaction that releases a permit and then runs do.
 func (f *Permits) ReleaseFunc(ctx context.Context, permit ratelimit.Permit, do func(pgx.Tx) error) error {
-	err := pgx.BeginTxFunc(ctx, f.Pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err := intx.Do(ctx, f.Pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		if err := f.ReleaseIn(ctx, tx, permit); err != nil {
 			return err
 		}

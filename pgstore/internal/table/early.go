@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgratelimit/ratelimit/internal/intx"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
@@ -32,7 +33,7 @@ func (t *Table) freesEarly(ctx context.Context, pooled *pgxpool.Conn) (bool, err
 	switch {
 	case may || denied:
 		t.early.Store(&may)
-	case !conn.Answered(err):
+	case !intx.Answered(err):
 		return false, err
 	}
 	return may, nil

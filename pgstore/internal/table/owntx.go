@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/intx"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
@@ -33,12 +34,15 @@ func (t *Table) Run(ctx context.Context, c *conn.Conn, own OwnTx) error {
 	rows := own.Rows
 	err = attempt(conn.PassOver)
 	for w := c.LockWait(conn.Poll); conn.TimedOut(err); {
+		waited := err // for a row, or by Do for another lock
 		ctxErr := w.Attempt(ctx, func(s *conn.Seat) error {
 			wait := conn.PassOver
-			if s != nil && len(rows) == 1 {
+			if s != nil && len(rows) == 1 && errors.Is(waited, conn.ErrLocked) {
 				wait = conn.Awaited
 			} else if s != nil {
-				err = c.Retry(ctx, func() error { return t.awaitOne(ctx, c, rows) })
+				if err = c.Retry(ctx, func() error { return t.awaitOne(ctx, c, rows) }); conn.TimedOut(err) {
+					waited = err
+				}
 			}
 			if err == nil || conn.TimedOut(err) {
 				err = attempt(wait)
@@ -46,7 +50,7 @@ func (t *Table) Run(ctx context.Context, c *conn.Conn, own OwnTx) error {
 			return err
 		})
 		if ctx.Err() != nil && errors.Is(ctxErr, ctx.Err()) && !errors.Is(err, conn.ErrOutcomeUnknown) {
-			return c.Locked(rows[0].Name, ctx.Err())
+			return fmt.Errorf("%w: %w", waited, ctx.Err())
 		}
 	}
 	return err
@@ -70,7 +74,10 @@ func (t *Table) awaitOne(ctx context.Context, c *conn.Conn, rows []decide.Row) e
 			continue
 		}
 		rows[0], rows[i] = rows[i], rows[0]
-		return await(row, conn.Awaited)
+		if err := await(row, conn.Awaited); err != nil {
+			return c.FaultOf("wait for", []string{row.Name}, err)
+		}
+		return nil
 	}
 	return nil
 }
@@ -97,13 +104,11 @@ func (t *Table) transact(ctx context.Context, c *conn.Conn, wait time.Duration, 
 		rolledBack()
 		return err
 	}
-	err = results.Tx().Commit(ctx)
-	switch {
-	case err == nil:
+	if err = intx.Commit(ctx, results.Tx()); err == nil {
 		return nil
-	case conn.Answered(err) && !conn.CommittedInPart(err):
-		rolledBack()
-		return c.Fault("commit", err)
 	}
-	return fmt.Errorf("%w: %w", conn.ErrOutcomeUnknown, c.Fault("commit", err))
+	if !errors.Is(err, conn.ErrOutcomeUnknown) {
+		rolledBack()
+	}
+	return c.Fault("commit", err)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/intx"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/memory"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
@@ -129,7 +130,7 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 		closed = true
 		return false, err
 	}
-	if err = a.taker.Fault("commit", err); a.conn.Conn().IsClosed() && !conn.Answered(err) && !a.unbegun() {
+	if err = a.taker.Fault("commit", err); a.conn.Conn().IsClosed() && !intx.Answered(err) && !a.unbegun() {
 		return true, err
 	}
 	return a.again(ctx, tx, err)
@@ -174,7 +175,7 @@ func (a *attempt) untaken() bool { return a.work != nil && !a.work.took && len(a
 // begun another transaction since: its work would be done twice.
 func (a *attempt) again(ctx context.Context, tx pgx.Tx, err error) (lost bool, _ error) {
 	switch {
-	case conn.CommittedInPart(err) && a.over():
+	case intx.InPart(err) && a.over():
 		return false, fmt.Errorf("%w: %w", conn.ErrOutcomeUnknown, err)
 	case !conn.Retriable(err) && !conn.Forgotten(err):
 		return false, err

@@ -42,14 +42,14 @@ func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 		}
 		view, err := b.Look(ctx, a.conn, &pgx.Batch{}, a.call, All)
 		if err != nil {
-			return nil, b.Fault("look", err)
+			return nil, b.FaultOf("look at", a.call.Names(), err)
 		}
 		if changes, ok = a.call.Plan(view); !ok || round == rounds {
 			a.answer(a.call.Refused(view))
 			return nil, nil
 		}
 		if err := b.renew(ctx, a.conn, changes, view.At); err != nil {
-			return nil, b.Fault("renew", err)
+			return nil, b.faultOf(a.call, err)
 		}
 	}
 }

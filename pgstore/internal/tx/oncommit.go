@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/intx"
 	"github.com/pgratelimit/ratelimit/internal/watch"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
@@ -255,7 +256,7 @@ func (w *work) Commit(ctx context.Context) error {
 	if err != nil && !w.over() {
 		conn.End(ctx, w)
 	}
-	if err != nil && w.conn.IsClosed() && !conn.Answered(err) {
+	if err != nil && w.conn.IsClosed() && !intx.Answered(err) {
 		w.lost = err
 	}
 	w.end()

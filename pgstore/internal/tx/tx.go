@@ -4,7 +4,6 @@ package tx
 
 import (
 	"context"
-	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -65,7 +64,7 @@ func (b *Taker) Decide(ctx context.Context, tx pgx.Tx, verb decide.Verb, reserve
 func (b *Taker) checkTx(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
 	view, err := b.Look(ctx, tx, &pgx.Batch{}, call, All)
 	if err != nil {
-		return ratelimit.Result{}, b.Fault("check", err)
+		return ratelimit.Result{}, b.FaultOf("check", call.Names(), err)
 	}
 	return call.Checked(view), nil
 }
@@ -86,14 +85,14 @@ func (b *Taker) takeOne(ctx context.Context, tx pgx.Tx, call *decide.Call) (rate
 			return b.granted(call, changes, taken.At, taken.Xid, tx), nil
 		}
 		if view, err = b.Look(ctx, tx, &pgx.Batch{}, call, All); err != nil {
-			return ratelimit.Result{}, b.Fault("look", err)
+			return ratelimit.Result{}, b.FaultOf("look at", call.Names(), err)
 		}
 		var ok bool
 		if changes, ok = call.Plan(view); !ok {
 			break
 		}
 		if err := b.renew(ctx, tx, changes, view.At); err != nil {
-			return ratelimit.Result{}, b.Fault("renew", err)
+			return ratelimit.Result{}, b.faultOf(call, err)
 		}
 	}
 	return call.Refused(view), nil
@@ -186,7 +185,7 @@ func (b *Taker) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (
 		}
 		view, err := b.Look(ctx, tx, undo, call, look)
 		if err != nil {
-			return ratelimit.Result{}, b.Fault("look", err)
+			return ratelimit.Result{}, b.FaultOf("look at", call.Names(), err)
 		}
 		if changes, ok = call.Plan(view); !ok || round == rounds {
 			b.known.Shards.Refused(call, view.At)
@@ -307,16 +306,7 @@ func (b *Taker) granted(call *decide.Call, changes []decide.Change, at time.Time
 	return b.known.Granted(call, changes, at, xid, session)
 }
 
-// faultOf wraps an error of a call in a caller's transaction. It names the limit, and the lock if
-// the call waited for one.
+// faultOf wraps an error of a call in a caller's transaction.
 func (b *Taker) faultOf(call *decide.Call, err error) error {
-	key := call.Demands[0].KeyOf()
-	if conn.Code(err) == conn.LockNotAvailable {
-		return b.Locked(key.Name, err)
-	}
-	doing := fmt.Sprintf("take from limit %q", key.Name)
-	if n := len(call.Demands) - 1; n > 0 {
-		doing += fmt.Sprintf(", and from %d more", n)
-	}
-	return b.Fault(doing, err)
+	return b.FaultOf("take from", call.Names(), err)
 }
