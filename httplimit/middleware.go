@@ -273,13 +273,13 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 //	requests, err := limit.Requests(r)
 //	if err == nil {
 //		err = pgx.BeginFunc(r.Context(), pool, func(tx pgx.Tx) (err error) {
+//			if err = placeOrder(r, tx); err != nil {
+//				return err
+//			}
 //			if result, err = store.AllowTx(r.Context(), tx, requests...); err != nil {
 //				return err
 //			}
-//			if err = result.Err(); err != nil {
-//				return err // rolls back
-//			}
-//			return placeOrder(r, tx)
+//			return result.Err() // a refusal rolls the order back
 //		})
 //	}
 //	switch {
