@@ -30,7 +30,7 @@ func (m *Middleware) inFlight(ctx context.Context, job *rivertype.JobRow, work f
 	case !permit.OK:
 		return m.park(ctx, c, job, &asked, &permit)
 	case noteOf(ctx, job).Parked && job.ScheduledAt.After(job.CreatedAt): // a woken job is scheduled as it was created
-		m.lines.came(c, job.ID, &permit)
+		m.lines.looks(c, &permit, job.ID)
 	}
 	return m.store.Permits().Keep(ctx, permit, func(ctx context.Context, permit ratelimit.Permit) error {
 		defer m.lines.end(ctx, c, job.ID, &permit, time.Now())
@@ -88,7 +88,7 @@ func refusalOf(asked *ratelimit.PermitRequest) ratelimit.Permit {
 // ends.
 func (m *Middleware) park(ctx context.Context, c client, job *rivertype.JobRow, asked *ratelimit.PermitRequest, refused *ratelimit.Permit) error {
 	e := ratelimit.Event{Outcome: ratelimit.OutcomeRefused, Permit: refused}
-	first, err := m.lines.park(ctx, c, job, &ratelimit.PermitRequest{Limit: refused.InFlight, Key: refused.Key, N: refused.N})
+	first, err := m.lines.park(ctx, c, job, asked, refused)
 	n := noteOf(ctx, job)
 	if n.Parked {
 		m.lines.passOn(c, asked, refused)

@@ -49,7 +49,7 @@ func (in Inserter) insert(ctx context.Context, tx pgx.Tx, jobs []river.InsertMan
 	for i, p := range places {
 		skipped = skipped || results[i].UniqueSkippedAsDuplicate
 		if p != nil && !results[i].UniqueSkippedAsDuplicate {
-			p.priority, p.job = results[i].Job.Priority, results[i].Job.ID
+			p.priority, p.created, p.job = results[i].Job.Priority, results[i].Job.CreatedAt, results[i].Job.ID
 			put = append(put, p)
 		}
 	}
@@ -118,7 +118,8 @@ func (in Inserter) parkings(ctx context.Context, tx pgx.Tx, jobs []river.InsertM
 		if line.jobs++; in.MaxParked > 0 && line.jobs > in.MaxParked {
 			return nil, nil, &LineFullError{Limit: part.Limit.Name, Most: in.MaxParked}
 		}
-		places[i] = &parking{line: idOf(in.Client, part.Limit.Name, part.Key), weight: part.N}
+		id := idOf(in.Client, part.Limit.Name, part.Key)
+		places[i] = &parking{line: id, further: id != idOf(in.Client, a.Limit.Name, a.Key), weight: part.N}
 		var err error
 		if jobs[i].InsertOpts, err = parkedOpts(jobs[i].InsertOpts, time.Now().Add(wait)); err != nil {
 			return nil, nil, err
@@ -158,7 +159,7 @@ const linesSQL = `WITH lines AS MATERIALIZED (
 ), last AS MATERIALIZED (
 	SELECT l.i FROM lines AS l CROSS JOIN LATERAL (
 		SELECT FROM PARKED AS p WHERE p.river = $1 AND p.name = l.name AND p.key = l.key
-		ORDER BY p.priority DESC, p.job DESC LIMIT 1 FOR KEY SHARE SKIP LOCKED) AS p
+		ORDER BY p.priority DESC, p.place DESC, p.job DESC LIMIT 1 FOR KEY SHARE SKIP LOCKED) AS p
 )
 SELECT CASE WHEN EXISTS (SELECT FROM last WHERE last.i = l.i) THEN (SELECT count(*)::int4 FROM (
 	SELECT FROM PARKED AS p WHERE p.river = $1 AND p.name = l.name AND p.key = l.key LIMIT $4::int4) AS counted) ELSE 0 END

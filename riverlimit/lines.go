@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -33,6 +34,9 @@ const (
 	wakeTimeout = 5 * time.Second
 	mostParked  = 1000 // jobs of a statement
 	mostLooked  = 100  // lines of a statement
+
+	// mostBehind is how many jobs a tenant may be ahead of others under a shared limit, to make up for earlier ones.
+	mostBehind = 20
 )
 
 // lines is what a process knows of the lines of its jobs. It knows of a line when it has parked a job there,
@@ -55,14 +59,18 @@ type lines struct {
 
 // line is what is known of one.
 type line struct {
+	lineID
 	limit   ratelimit.InFlight
-	shared  lineID        // that of the last limit that its jobs ask for: itself, if they ask for no other
+	shared  *line         // that of the last limit that its jobs ask for: itself, if they ask for no other
+	under   []*line       // those of which it is the shared one
+	used    time.Duration // for how long its jobs have held permits; of a shared one, that of the line under it that was woken last
 	known   bool          // that jobs are parked there
 	parks   int           // how many jobs were parked there from here
 	left    []int64       // jobs that have come by themselves, until they are taken out
 	waiting int           // jobs that wait for a permit in a worker here
+	moved   time.Time     // when jobs were parked or woken there last
 	next    time.Time     // when to look at it; never if it is zero
-	pause   time.Duration // until the look after that
+	pause   time.Duration // until the look after that, if none of its jobs could be woken though there was room
 }
 
 func newLines(store *pgstore.Store, catalog ratelimit.Catalog, logger *slog.Logger) *lines {
@@ -101,7 +109,7 @@ func idOf(c client, name, key string) lineID {
 func (l *lines) line(id lineID, limit ratelimit.InFlight) *line {
 	li := l.of[id]
 	if li == nil {
-		li = &line{}
+		li = &line{lineID: id}
 		l.of[id] = li
 	}
 	li.limit = limit
@@ -111,17 +119,17 @@ func (l *lines) line(id lineID, limit ratelimit.InFlight) *line {
 // standby returns how many jobs' weight may wait for permits of a line in workers here, beside those that
 // do; it is negative if more do. Jobs that ask for a further limit are no more than may wait for that, or
 // a tenant's would keep those of others from the workers. It needs mu.
-func (l *lines) standby(id lineID, li *line) int {
-	n := l.startSoon(id, li)
-	if shared := l.of[li.shared]; shared != nil {
-		n = min(n, max(l.startSoon(li.shared, shared), -li.waiting))
+func (l *lines) standby(li *line) int {
+	n := l.startSoon(li)
+	if li.shared != nil {
+		n = min(n, max(l.startSoon(li.shared), -li.waiting))
 	}
 	return n
 }
 
 // startSoon is standby by the line's own limit.
-func (l *lines) startSoon(id lineID, li *line) int {
-	took := l.took[id.name]
+func (l *lines) startSoon(li *line) int {
+	took := l.took[li.name]
 	if took == 0 {
 		return -li.waiting
 	}
@@ -141,7 +149,7 @@ func (l *lines) enter(c client, asked *ratelimit.PermitRequest, woken bool, most
 		li := l.of[id]
 		switch {
 		case li == nil || !li.known:
-		case l.standby(id, li) >= p.N:
+		case l.standby(li) >= p.N:
 			wait = max(wait, most)
 		case woken && i < len(parts)-1: // the next limit says whether it may wait for long
 			wait = max(wait, min(most, soon))
@@ -176,8 +184,9 @@ func (l *lines) leave(c client, asked *ratelimit.PermitRequest, vain bool) {
 
 // park parks a job in the line of the part of its request that was refused, by a statement shared with
 // other jobs, and reports whether it is the first there.
-func (l *lines) park(ctx context.Context, c client, job *rivertype.JobRow, part *ratelimit.PermitRequest) (first bool, err error) {
-	p := &parking{line: idOf(c, part.Limit.Name, part.Key), priority: job.Priority, job: job.ID, weight: part.N}
+func (l *lines) park(ctx context.Context, c client, job *rivertype.JobRow, asked *ratelimit.PermitRequest, refused *ratelimit.Permit) (first bool, err error) {
+	p := &parking{line: idOf(c, refused.InFlight.Name, refused.Key), priority: job.Priority, created: job.CreatedAt, job: job.ID, weight: refused.N}
+	p.further = p.line != idOf(c, asked.Limit.Name, asked.Key)
 	if _, err := l.parks.Do(ctx, p); err != nil {
 		return false, err
 	}
@@ -186,8 +195,8 @@ func (l *lines) park(ctx context.Context, c client, job *rivertype.JobRow, part 
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	li := l.line(p.line, part.Limit)
-	li.known = true
+	li := l.line(p.line, refused.InFlight)
+	li.known, li.moved = true, time.Now()
 	li.parks++
 	l.lookAt(c, li, time.Now().Add(lookParked))
 	return p.first, nil
@@ -272,7 +281,8 @@ func (l *lines) wakeStatement(river string) string {
 
 // calls returns what is asked of the known lines of a permit that is released, and has the others looked at
 // in a while and all together; unless a job waits for it in a worker here, and is handed it on, which no
-// permit of several limits is. It notes for how long the permit was held.
+// permit of several limits is. Under a shared limit it asks the line whose turn it is in place of its own. It
+// notes for how long the permit was held.
 func (l *lines) calls(c client, permit *ratelimit.Permit, held time.Duration) (calls []*call, here bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -293,48 +303,94 @@ func (l *lines) calls(c client, permit *ratelimit.Permit, held time.Duration) (c
 	if now := time.Now(); l.later.Before(now.Add(lookAfter)) {
 		l.later = now.Add(2 * lookAfter)
 	}
-	last := parts[len(parts)-1]
-	shared := idOf(c, last.InFlight.Name, last.Key)
+	shared, last := l.share(c, parts, held), parts[len(parts)-1]
+	turn := l.turn(shared)
 	for _, p := range parts {
-		id := idOf(c, p.InFlight.Name, p.Key)
-		li := l.line(id, p.InFlight)
-		li.shared = shared
+		li := l.of[idOf(c, p.InFlight.Name, p.Key)]
 		freed := 1 + len(p.More)
 		if li.waiting > 0 { // for this one, or for one of another limit: who waits is counted, and what is free
 			freed = 0
 		}
-		if li.known {
-			calls = append(calls, l.call(id, li, freed))
-		} else {
+		switch {
+		case !li.known:
 			l.lookAt(c, li, l.later)
+		case turn == nil || li == shared:
+			calls = append(calls, l.call(li, freed))
+		case li != turn:
+			l.lookAt(c, li, time.Now().Add(lookParked))
 		}
+	}
+	if turn != nil {
+		calls = append(calls, l.call(turn, 1+len(last.More)))
 	}
 	return calls, false
 }
 
+// share notes in a job's lines for how long it has held permits, and returns the shared line: that of its last
+// limit. It needs mu.
+func (l *lines) share(c client, parts []ratelimit.Permit, held time.Duration) (shared *line) {
+	last := parts[len(parts)-1]
+	shared = l.line(idOf(c, last.InFlight.Name, last.Key), last.InFlight)
+	for _, p := range parts {
+		li := l.line(idOf(c, p.InFlight.Name, p.Key), p.InFlight)
+		if li.shared != shared {
+			li.leave()
+			if li.shared = shared; li != shared {
+				shared.under = append(shared.under, li)
+			}
+		}
+		if li != shared {
+			li.used = held + max(li.used, shared.used-mostBehind*l.took[li.name])
+		}
+	}
+	return shared
+}
+
+// turn returns the line under a shared one whose next job is woken: of those that may have one more wait in
+// workers here, the one whose jobs have held permits for the shortest. It needs mu.
+func (l *lines) turn(shared *line) (next *line) {
+	least := time.Duration(0)
+	for _, li := range shared.under {
+		used := li.used + time.Duration(li.waiting)*l.took[li.name]
+		if li.known && li.pause == 0 && l.startSoon(li) > 0 && (next == nil || used < least) {
+			next, least = li, used
+		}
+	}
+	if next != nil {
+		shared.used = max(shared.used, next.used)
+	}
+	return next
+}
+
+// leave ends the turns of a line under its shared one. It needs the mu of lines.
+func (li *line) leave() {
+	if li.shared != nil {
+		li.shared.under = slices.DeleteFunc(li.shared.under, func(u *line) bool { return u == li })
+	}
+}
+
+// forget forgets a line where no jobs are known or looked for. It needs mu.
+func (l *lines) forget(li *line) {
+	if li.known || li.waiting > 0 || !li.next.IsZero() || len(li.under) > 0 {
+		return
+	}
+	delete(l.of, li.lineID)
+	if li.leave(); li.shared != nil && li.shared != li {
+		l.forget(li.shared)
+	}
+}
+
 // call returns the question about a line, by what the catalog says now. Its answer says when to look
 // again. It needs mu.
-func (l *lines) call(id lineID, li *line, freed int) *call {
+func (l *lines) call(li *line, freed int) *call {
 	if l.catalog != nil {
-		li.limit = l.catalog.InFlight(li.limit, id.key)
+		li.limit = l.catalog.InFlight(li.limit, li.key)
 	}
 	ended := li.left
 	li.left, li.next = nil, time.Time{}
 	return &call{
-		line: id, limit: li.limit.Limit, lease: li.limit.LeaseOrDefault(), freed: freed, extra: l.standby(id, li),
+		line: li.lineID, limit: li.limit.Limit, lease: li.limit.LeaseOrDefault(), freed: freed, extra: l.standby(li),
 		ended: ended, parks: li.parks,
-	}
-}
-
-// came notes that a parked job has come by itself, at the end of a lease or since somebody has retried it,
-// and has its permits: it leaves its line, and there may be permits for others.
-func (l *lines) came(c client, job int64, permit *ratelimit.Permit) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, p := range permit.Parts() {
-		li := l.line(idOf(c, p.InFlight.Name, p.Key), p.InFlight)
-		li.left = append(li.left, job)
-		l.lookAt(c, li, time.Now())
 	}
 }
 
@@ -350,12 +406,15 @@ func (l *lines) passOn(c client, asked *ratelimit.PermitRequest, refused *rateli
 	}
 }
 
-// looks has the lines of a permit looked at.
-func (l *lines) looks(c client, permit *ratelimit.Permit) {
+// looks has the lines of a permit looked at. Jobs that have come by themselves, at the end of a lease or
+// since somebody has retried them, leave their line once they have it; and there may be permits for others.
+func (l *lines) looks(c client, permit *ratelimit.Permit, came ...int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, p := range permit.Parts() {
-		l.lookAt(c, l.line(idOf(c, p.InFlight.Name, p.Key), p.InFlight), time.Now())
+		li := l.line(idOf(c, p.InFlight.Name, p.Key), p.InFlight)
+		li.left = append(li.left, came...)
+		l.lookAt(c, li, time.Now())
 	}
 }
 
@@ -366,12 +425,13 @@ func (l *lines) answered(c client, call *call) {
 		return
 	}
 	li.known = call.more || li.parks != call.parks // which it may not have seen
+	if call.woken > 0 {
+		li.moved = time.Now()
+	}
 	wait, pause := call.lease, time.Duration(0)
 	switch {
 	case !li.known:
-		if li.waiting == 0 && li.next.IsZero() {
-			delete(l.of, call.line)
-		}
+		l.forget(li)
 		return
 	case call.dead >= fronts:
 		wait = 0
@@ -395,13 +455,13 @@ func (l *lines) run(stopped <-chan struct{}) {
 		case <-timer.C:
 		case <-l.poke:
 		case <-stopped:
-			l.look(time.Now().Add(lookParked))
+			l.look(time.Now().Add(lookParked), true)
 			l.mu.Lock()
 			l.running = false
 			l.mu.Unlock()
 			return
 		}
-		l.look(time.Now())
+		l.look(time.Now(), false)
 		l.mu.Lock()
 		next := time.Time{}
 		for _, li := range l.of {
@@ -419,9 +479,10 @@ func (l *lines) run(stopped <-chan struct{}) {
 	}
 }
 
-// look looks at the lines that are due at an instant.
-func (l *lines) look(at time.Time) {
-	for river, calls := range l.due(at) {
+// look looks at the lines that are due at an instant. Unless it is the last time, those under a shared one are
+// left to their turns while jobs stand in that.
+func (l *lines) look(at time.Time, last bool) {
+	for river, calls := range l.due(at, last) {
 		for len(calls) > 0 {
 			some := calls[:min(len(calls), mostLooked)]
 			calls = calls[len(some):]
@@ -433,14 +494,18 @@ func (l *lines) look(at time.Time) {
 	}
 }
 
-func (l *lines) due(at time.Time) map[string][]*call {
+func (l *lines) due(at time.Time, last bool) map[string][]*call {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	due := make(map[string][]*call)
-	for id, li := range l.of {
-		if !li.next.IsZero() && !li.next.After(at) {
+	for _, li := range l.of {
+		switch shared := li.shared; {
+		case li.next.IsZero() || li.next.After(at):
+		case !last && li.pause == 0 && shared != nil && shared != li && shared.known && at.Before(shared.moved.Add(shared.limit.LeaseOrDefault())):
+			li.next = at.Add(lookParked)
+		default:
 			li.next = time.Time{}
-			due[id.river] = append(due[id.river], l.call(id, li, 0))
+			due[li.river] = append(due[li.river], l.call(li, 0))
 		}
 	}
 	return due
@@ -457,7 +522,8 @@ func (l *lines) looked(calls []*call, err error) {
 			l.answered(nil, call)
 		case li == nil:
 		case errors.Is(err, ErrNotMigrated) && li.waiting == 0: // nobody is parked
-			delete(l.of, call.line)
+			li.known = false
+			l.forget(li)
 		default:
 			l.lookAt(nil, li, time.Now().Add(faultSnooze))
 		}

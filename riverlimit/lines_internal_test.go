@@ -33,7 +33,7 @@ func TestAnswers(t *testing.T) {
 			id := lineID{name: limit.Name}
 			li := l.line(id, limit)
 			li.known = true
-			asked := l.call(id, li, 1)
+			asked := l.call(li, 1)
 			li.parks += test.parked
 			asked.woken, asked.more, asked.room, asked.dead = test.answer.woken, test.answer.more, test.answer.room, test.answer.dead
 			l.answered(nil, asked)
@@ -66,7 +66,46 @@ func TestLooksKnowTheCatalog(t *testing.T) {
 	}
 	l := newLines(nil, limits, nil)
 	id := lineID{name: limit.Name}
-	if asked := l.call(id, l.line(id, limit), 0); asked.limit != 3 {
+	if asked := l.call(l.line(id, limit), 0); asked.limit != 3 {
 		t.Errorf("asks for jobs for %d permits, want 3", asked.limit)
+	}
+}
+
+// Whichever tenant's job ends under a shared limit, the next job is of the tenant that is behind; unless its
+// jobs cannot be woken. A tenant that comes later makes up for mostBehind jobs.
+func TestTurns(t *testing.T) {
+	t.Parallel()
+	two, all := ratelimit.InFlight{Name: "two", Limit: 2}, ratelimit.InFlight{Name: "all", Limit: 3}
+	l := newLines(nil, nil, nil)
+	l.running = true // and nothing looks
+	next := func(ended string) (turn string) {
+		calls, _ := l.calls(nil, &ratelimit.Permit{InFlight: two, Key: ended, With: []ratelimit.Permit{{InFlight: all}}}, time.Millisecond)
+		for _, c := range calls {
+			turn += c.line.key
+		}
+		return turn
+	}
+	a, b := l.line(lineID{name: two.Name, key: "A"}, two), l.line(lineID{name: two.Name, key: "B"}, two)
+	a.known = true
+	for range 100 {
+		if got := next("A"); got != "A" {
+			t.Fatalf("wakes a job of %q, want of A, which is alone", got)
+		}
+	}
+	next("B")
+	b.known = true
+	for i := range mostBehind - 2 {
+		if got := next("B"); got != "B" {
+			t.Fatalf("wakes a job of %q after %d of B, want of B, which is behind", got, i)
+		}
+	}
+	for range 5 {
+		next("B")
+	}
+	if got := next("B"); got != "A" {
+		t.Errorf("wakes a job of %q, want of A, which is behind", got)
+	}
+	if a.pause = time.Second; next("B") != "B" {
+		t.Error("wakes none of B's jobs, while those of A cannot be woken")
 	}
 }

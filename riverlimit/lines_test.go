@@ -200,6 +200,46 @@ func TestInsertParkedBehindOneThatMoves(t *testing.T) {
 	b.eventually(t, 1, `SELECT count(*) FROM rate_limit_parked WHERE name = 'other'`)
 }
 
+// In the line of a limit that tenants share, jobs go by arrival, and not by their age.
+func TestParkedByArrival(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	shared := ratelimit.InFlight{Name: "shared", Limit: 1, Lease: time.Hour}
+	inFlight := func(job *rivertype.JobRow) ratelimit.PermitRequest { return oneOfTenant(job).And(shared.For("")) }
+	r := newRuns()
+	config := b.config(nil, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: inFlight}))
+	config.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 5}, "other": {MaxWorkers: 5}}
+	config.Workers = river.NewWorkers()
+	river.AddWorker(config.Workers, river.WorkFunc(r.work))
+	client := b.client(t, config)
+	start(t, client)
+	b.eventually(t, 2, `SELECT count(*) FROM river_queue`)
+	if err := client.QueuePause(t.Context(), "other", nil); err != nil {
+		t.Fatal(err)
+	}
+	insert := func(tenant string, opts *river.InsertOpts) {
+		t.Helper()
+		if _, err := client.Insert(t.Context(), tenantArgs{tenant}, opts); err != nil {
+			t.Fatal(err)
+		}
+	}
+	insert("A", nil)
+	r.next(t)
+	insert("older", &river.InsertOpts{Queue: "other"})
+	insert("first", nil)
+	b.eventually(t, 1, putOff)
+	if err := client.QueueResume(t.Context(), "other", nil); err != nil {
+		t.Fatal(err)
+	}
+	b.eventually(t, 2, putOff)
+	r.letGo <- struct{}{}
+	if job := r.next(t); job.Args.Tenant != "first" {
+		t.Errorf("a job of tenant %q starts, want of the one that came first", job.Args.Tenant)
+	}
+	close(r.letGo)
+	b.eventually(t, 3, completedOnce)
+}
+
 // A job that was woken for a permit of one limit, and is refused by another, leaves the permit to the next.
 func TestParkedPassesOn(t *testing.T) {
 	t.Parallel()

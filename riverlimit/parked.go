@@ -40,7 +40,9 @@ type lineID struct{ river, name, key string }
 // parking is a job that is to be parked.
 type parking struct {
 	line     lineID
+	further  bool // the line is not that of the first limit that the job asks for, and goes by arrival
 	priority int
+	created  time.Time
 	job      int64
 	weight   int
 
@@ -48,22 +50,25 @@ type parking struct {
 	err   error
 }
 
-// parkSQL parks jobs, and returns which are the first of their lines. A job that was parked before
-// has its place by its priority and ID. It stays in its old line while an insertion behind it has locked it,
+// parkSQL parks jobs, and returns which are the first of their lines. A job that is in its line already
+// keeps its place there. It stays in its old line while an insertion behind it has locked it,
 // so that the line is not forgotten, and moves when it comes the next time.
 const parkSQL = `WITH jobs AS MATERIALIZED (
-	SELECT j.*, row_number() OVER (PARTITION BY river, name, key ORDER BY priority, job) = 1 AS ahead
-	FROM unnest($1::text[], $2::text[], $3::text[], $4::int2[], $5::int8[], $6::int4[]) WITH ORDINALITY AS j (river, name, key, priority, job, weight, i)
+	SELECT n.*, row_number() OVER (PARTITION BY river, name, key ORDER BY priority, place, job) = 1 AS ahead FROM (
+		SELECT a.river, a.name, a.key, a.priority, a.job, a.weight, a.i, coalesce(p.place, a.place, clock_timestamp()) AS place
+		FROM unnest($1::text[], $2::text[], $3::text[], $4::int2[], $5::int8[], $6::int4[], $7::timestamptz[])
+			WITH ORDINALITY AS a (river, name, key, priority, job, weight, place, i)
+		LEFT JOIN PARKED AS p USING (river, job, name, key) ORDER BY a.i) AS n
 ), free AS MATERIALIZED (
 	SELECT p.river, p.job FROM PARKED AS p JOIN jobs AS j ON j.river = p.river AND j.job = p.job FOR UPDATE OF p SKIP LOCKED
 ), put AS (
-	INSERT INTO PARKED AS p (river, name, key, priority, job, weight)
-	SELECT river, name, key, priority, job, weight FROM jobs ORDER BY river, job
-	ON CONFLICT (river, job) DO UPDATE SET name = excluded.name, key = excluded.key, priority = excluded.priority, weight = excluded.weight
+	INSERT INTO PARKED AS p (river, name, key, priority, job, weight, place)
+	SELECT river, name, key, priority, job, weight, place FROM jobs ORDER BY river, job
+	ON CONFLICT (river, job) DO UPDATE SET name = excluded.name, key = excluded.key, priority = excluded.priority, weight = excluded.weight, place = excluded.place
 	WHERE EXISTS (SELECT FROM free AS f WHERE f.river = p.river AND f.job = p.job)
 )
 SELECT ahead AND NOT EXISTS (
-	SELECT FROM PARKED AS p WHERE p.river = j.river AND p.name = j.name AND p.key = j.key AND (p.priority, p.job) < (j.priority, j.job))
+	SELECT FROM PARKED AS p WHERE p.river = j.river AND p.name = j.name AND p.key = j.key AND (p.priority, p.place, p.job) < (j.priority, j.place, j.job))
 FROM jobs AS j ORDER BY j.i`
 
 // park parks jobs by one statement.
@@ -72,11 +77,17 @@ func park(ctx context.Context, db parked.Querier, schema string, jobs []*parking
 	var priorities []int16
 	var ids []int64
 	var weights []int32
+	var places []*time.Time
 	for _, p := range jobs {
 		rivers, names, keys = append(rivers, p.line.river), append(names, p.line.name), append(keys, p.line.key)
 		priorities, ids, weights = append(priorities, int16(p.priority)), append(ids, p.job), append(weights, int32(p.weight))
+		if p.further {
+			places = append(places, nil)
+		} else {
+			places = append(places, &p.created)
+		}
 	}
-	rows, err := db.Query(ctx, strings.ReplaceAll(parkSQL, "PARKED", parked.In(schema)), rivers, names, keys, priorities, ids, weights)
+	rows, err := db.Query(ctx, strings.ReplaceAll(parkSQL, "PARKED", parked.In(schema)), rivers, names, keys, priorities, ids, weights, places)
 	if err != nil {
 		return parkedFault("park jobs", err)
 	}

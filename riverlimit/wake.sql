@@ -14,7 +14,7 @@ paused AS MATERIALIZED (SELECT name FROM RIVER_QUEUE WHERE paused_at IS NOT NULL
 dead AS MATERIALIZED (
 	SELECT a.i, f.job FROM asked AS a CROSS JOIN LATERAL (
 		SELECT p.job FROM PARKED AS p WHERE p.river = $1 AND p.name = a.name AND p.key = a.key
-		ORDER BY p.priority, p.job LIMIT 50) AS f
+		ORDER BY p.priority, p.place, p.job LIMIT 50) AS f
 	LEFT JOIN RIVER_JOB AS j ON j.id = f.job
 	WHERE j.id IS NULL OR j.state IN ('cancelled', 'completed', 'discarded', 'retryable')
 ),
@@ -26,18 +26,18 @@ room AS MATERIALIZED (
 	FROM asked AS a CROSS JOIN LATERAL (
 		SELECT p.weight FROM PARKED AS p JOIN RIVER_JOB AS j ON j.id = p.job
 		WHERE p.river = $1 AND p.name = a.name AND p.key = a.key AND (j.state = 'scheduled' OR j.state = 'available' AND j.scheduled_at > now()) AND j.queue NOT IN (SELECT name FROM paused)
-		ORDER BY p.priority, p.job LIMIT 1) AS f
+		ORDER BY p.priority, p.place, p.job LIMIT 1) AS f
 ),
 -- The first jobs. Those that another transaction has locked, or that wait for River to write their snooze,
 -- are passed over; but of the latter not those that want several permits, or they would never get them.
 first AS MATERIALIZED (
 	SELECT r.i, r.room, r.extra, c.job, c.weight, sum(c.weight) OVER line AS sum, max(c.weight) OVER line AS widest
 	FROM room AS r CROSS JOIN LATERAL (
-		SELECT p.priority, p.job, p.weight FROM PARKED AS p JOIN RIVER_JOB AS j ON j.id = p.job
+		SELECT p.priority, p.place, p.job, p.weight FROM PARKED AS p JOIN RIVER_JOB AS j ON j.id = p.job
 		WHERE p.river = $1 AND p.name = r.name AND p.key = r.key AND j.queue NOT IN (SELECT name FROM paused)
 			AND (j.state = 'scheduled' OR j.state = 'available' AND j.scheduled_at > now() OR j.state = 'running' AND p.weight > 1 AND j.attempted_at > now() - interval '2 s')
-		ORDER BY p.priority, p.job LIMIT greatest(r.room, 0) FOR UPDATE OF j SKIP LOCKED) AS c
-	WINDOW line AS (PARTITION BY r.i ORDER BY c.priority, c.job)
+		ORDER BY p.priority, p.place, p.job LIMIT greatest(r.room, 0) FOR UPDATE OF j SKIP LOCKED) AS c
+	WINDOW line AS (PARTITION BY r.i ORDER BY c.priority, c.place, c.job)
 ),
 -- Those that fit. They come before jobs that were inserted after them.
 woken AS (
@@ -52,7 +52,7 @@ head AS (
 		SELECT p.job, a.lease FROM PARKED AS p JOIN RIVER_JOB AS j ON j.id = p.job
 		WHERE p.river = $1 AND p.name = a.name AND p.key = a.key AND (j.state = 'scheduled' OR j.state = 'available' AND j.scheduled_at > now()) AND j.queue NOT IN (SELECT name FROM paused)
 			AND NOT EXISTS (SELECT FROM woken AS w WHERE w.id = p.job)
-		ORDER BY p.priority, p.job LIMIT 1 FOR UPDATE OF j SKIP LOCKED) AS h
+		ORDER BY p.priority, p.place, p.job LIMIT 1 FOR UPDATE OF j SKIP LOCKED) AS h
 	WHERE j.id = h.job AND j.scheduled_at > now() + h.lease + interval '1 minute'
 ),
 -- A row stays while an insertion behind it has locked it, so that the line is not forgotten.
