@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -28,22 +27,18 @@ func tiny(only string) options {
 	return o
 }
 
-// measureTiny runs o, and returns what it printed and its JSON.
-func measureTiny(t *testing.T, o options) (stdout, stderr string, entries []entry) {
+// measureTiny runs o, and returns what it printed and its results.
+func measureTiny(t *testing.T, o options) (stdout, stderr string, results []result) {
 	t.Helper()
-	o.jsonFile = filepath.Join(t.TempDir(), "results.json")
 	var out, progress bytes.Buffer
-	if err := runWith(t.Context(), o, &out, &progress); err != nil {
+	results, facts, err := measureJobs(t.Context(), o, selectJobs(o.cases(), o.only), &progress)
+	if err == nil {
+		err = o.present(results, facts, &out)
+	}
+	if err != nil {
 		t.Fatalf("%v\n%s%s", err, &out, &progress)
 	}
-	text, err := os.ReadFile(o.jsonFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(text, &entries); err != nil {
-		t.Fatalf("%v in %s", err, text)
-	}
-	return out.String(), progress.String(), entries
+	return out.String(), progress.String(), results
 }
 
 // TestWindows: what the attacks on kinds of limits show, on a clock of their own, is the
@@ -96,24 +91,24 @@ func TestEveryImplementation(t *testing.T) {
 	pgtest.Long(t)
 	o := tiny(`^(granted-one-key|tx-one-key)/4/|^granted-10k-keys/4/UPDATE of many|^refused-one-key/4/|^over-grant|^churn-one-key/.*combined`)
 	o.plotFile = filepath.Join(t.TempDir(), "plot.svg")
-	stdout, stderr, entries := measureTiny(t, o)
+	stdout, stderr, results := measureTiny(t, o)
 
 	_, err := exec.LookPath(o.redisServer)
 	if got, want := strings.Contains(stderr, "apt-get install redis-server"), err != nil; got != want {
 		t.Errorf("says how to install Redis: %v, want %v, in %q", got, want, stderr)
 	}
-	found := make(map[string]entry)
-	for _, e := range entries {
-		found[e.Impl] = e
-		if e.Errors != 0 || e.P50us <= 0 || e.P99us < e.P50us {
-			t.Errorf("got %+v, want no errors, and 0 < p50 <= p99", e)
+	found := make(map[string]bool)
+	for _, r := range results {
+		found[r.impl] = true
+		if r.errors != 0 || r.p50 <= 0 || r.p99 < r.p50 {
+			t.Errorf("%s: got %d errors, p50 %v and p99 %v, want none, and 0 < p50 <= p99", r.job, r.errors, r.p50, r.p99)
 		}
-		if !strings.Contains(stdout, e.Impl) {
-			t.Errorf("%s is not in the table:\n%s", e.Impl, stdout)
+		if !strings.Contains(stdout, r.impl) {
+			t.Errorf("%s is not in the table:\n%s", r.impl, stdout)
 		}
 	}
 	for _, j := range selectJobs(allCases([]int{1}), nil) {
-		if _, ok := found[j.impl]; ok == (needsRedis[j.impl] && err != nil) {
+		if ok := found[j.impl]; ok == (needsRedis[j.impl] && err != nil) {
 			t.Errorf("%s was measured: %v", j.impl, ok)
 		}
 	}
@@ -152,19 +147,19 @@ func TestNetwork(t *testing.T) {
 	const wanted = 2 * time.Millisecond
 	o := tiny(`^(granted-one-key(-1ms)?|tx-one-key)/1/(ours|Redis Lua)`)
 	o.network = wanted
-	stdout, _, entries := measureTiny(t, o)
-	for _, e := range entries {
-		least := micros(wanted)
-		if e.Case == grantedOneKeyFar {
-			least = micros(time.Millisecond) // of its own
+	stdout, _, results := measureTiny(t, o)
+	for _, r := range results {
+		least := wanted
+		if r.name == grantedOneKeyFar {
+			least = time.Millisecond // of its own
 		}
-		if e.NetworkUs == nil || *e.NetworkUs != least {
-			t.Errorf("%s, %s: got a network of %v, want %v µs", e.Case, e.Impl, e.NetworkUs, least)
+		if r.behind == nil || r.behind.wanted != least {
+			t.Errorf("%s: got a network of %+v, want %v", r.job, r.behind, least)
 			continue
 		}
-		far := e.P50us >= 0.99*least || strings.HasSuffix(e.Impl, "escrow")
-		if *e.PingUs < least || !far { // which is how exact latencies are
-			t.Errorf("%s, %s: got a ping of %v and a median of %v, want at least %v µs", e.Case, e.Impl, *e.PingUs, e.P50us, least)
+		far := r.p50 >= least*99/100 || strings.HasSuffix(r.impl, "escrow") // which is how exact latencies are
+		if r.behind.far < least || !far {
+			t.Errorf("%s: got a ping of %v and a median of %v, want at least %v", r.job, r.behind.far, r.p50, least)
 		}
 	}
 	if want := "Granted, one key, 2ms of network (granted-one-key)"; !strings.Contains(stdout, want) {
@@ -237,20 +232,6 @@ func TestWrong(t *testing.T) {
 	for _, tt := range tests {
 		if got := wrong(tt.results) != nil; got != tt.want {
 			t.Errorf("%s: wrong is %v, want %v", tt.name, got, tt.want)
-		}
-	}
-}
-
-// TestReplaceSection: what is between the lines changes, and nothing else.
-func TestReplaceSection(t *testing.T) {
-	const page = "a\n<!-- bench: run -->\nold\n<!-- end -->\nb\n<!-- end -->\n"
-	got, err := replaceSection(page, "run", "new\n")
-	if want := "a\n<!-- bench: run -->\nnew\n<!-- end -->\nb\n<!-- end -->\n"; err != nil || got != want {
-		t.Errorf("got %q, %v, want %q", got, err, want)
-	}
-	for _, bad := range []string{"", "<!-- bench: run -->\n", "<!-- end -->\n"} {
-		if got, err := replaceSection(bad, "run", "new\n"); err == nil {
-			t.Errorf("%q: got %q and no error", bad, got)
 		}
 	}
 }

@@ -24,7 +24,7 @@ func writeDocs(dir, report string, checks *lab.Findings) error {
 		{"claims", table.String()},
 		{"run", "```\n" + strings.Trim(report, "\n") + "\n```\n"},
 	} {
-		if page, err = replaceSection(page, section.name, section.text); err != nil {
+		if page, err = lab.Between(page, "<!-- bench: "+section.name+" -->\n", section.text); err != nil {
 			return fmt.Errorf("%s: %w", file, err)
 		}
 	}
@@ -32,15 +32,4 @@ func writeDocs(dir, report string, checks *lab.Findings) error {
 		return fmt.Errorf("writing the results: %w", err)
 	}
 	return nil
-}
-
-// replaceSection returns a page with other text between the lines
-// "<!-- bench: name -->" and "<!-- end -->".
-func replaceSection(page, name, text string) (string, error) {
-	head, rest, ok := strings.Cut(page, "<!-- bench: "+name+" -->\n")
-	_, tail, ended := strings.Cut(rest, "<!-- end -->\n")
-	if !ok || !ended {
-		return "", fmt.Errorf("there are no lines <!-- bench: %s --> and <!-- end -->", name)
-	}
-	return head + "<!-- bench: " + name + " -->\n" + text + "<!-- end -->\n" + tail, nil
 }

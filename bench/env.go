@@ -36,7 +36,7 @@ func (e *env) counts(impl string) *counts {
 func startServers(ctx context.Context, postgres throwaway.Options, redis string, stderr io.Writer) (*env, error) {
 	e := &env{}
 	var err error
-	if e.postgres, err = startPostgresWith(ctx, postgres); err != nil {
+	if e.postgres, err = startPostgres(ctx, postgres); err != nil {
 		return nil, err
 	}
 	if e.redis, err = startRedis(ctx, redis); err != nil {

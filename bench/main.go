@@ -14,7 +14,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
-	"runtime/pprof"
 	"syscall"
 	"time"
 
@@ -97,10 +96,8 @@ func main() {
 type options struct {
 	only     *regexp.Regexp
 	list     bool
-	jsonFile string
 	plotFile string
 	docs     string // the directory
-	profile  string
 
 	levels    []int         // how many goroutines
 	rounds    int           // of each measurement
@@ -143,10 +140,8 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	quick := flags.Bool("quick", false, "some three minutes for all: short rounds, 1, 64 and 256 goroutines")
 	only := flags.String("only", "", "measure only what this `regexp` finds in its line of --list")
 	flags.BoolVar(&o.list, "list", false, "list what can be measured, as case/goroutines/implementation, and exit")
-	flags.StringVar(&o.jsonFile, "json", "", "write the results to this `file`, as a JSON list of objects")
 	flags.StringVar(&o.plotFile, "plot", "", "draw the results into this `file`, as SVG")
 	flags.StringVar(&o.docs, "docs", "", "write the results into docs/benchmark.md and its picture, in this `directory`")
-	flags.StringVar(&o.profile, "cpuprofile", "", "write a CPU profile of this program to this `file`; best with --only")
 	flags.DurationVar(&o.network, "network", 0, "how much `longer` a round trip to a server is to be, half of it each way")
 	rounds := flags.Int("rounds", 0, "how often each measurement is made (default 5, or 3 with --quick)")
 	round := flags.Duration("round", 0, "how long one takes (default 1s, or 150ms with --quick)")
@@ -208,7 +203,7 @@ func (o options) cases() []testCase {
 	return cases
 }
 
-func runWith(ctx context.Context, o options, stdout, stderr io.Writer) (err error) {
+func runWith(ctx context.Context, o options, stdout, stderr io.Writer) error {
 	jobs := selectJobs(o.cases(), o.only)
 	if len(jobs) == 0 {
 		return fmt.Errorf("nothing to measure matches --only %q; see --list", o.only)
@@ -219,25 +214,30 @@ func runWith(ctx context.Context, o options, stdout, stderr io.Writer) (err erro
 		}
 		return nil
 	}
+	results, facts, err := measureJobs(ctx, o, jobs, stderr)
+	if err != nil {
+		return err
+	}
+	return o.present(results, facts, stdout)
+}
+
+// measureJobs measures jobs, and returns the facts that the figures depend on as well.
+func measureJobs(ctx context.Context, o options, jobs []job, stderr io.Writer) (results []result, facts []string, err error) {
 	e, err := startServers(ctx, durable, o.redisServer, stderr)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	defer func() { err = errors.Join(err, e.close()) }()
+	if results, err = measureAll(ctx, e, o, jobs, stderr); err != nil {
+		return nil, nil, err
+	}
+	facts, err = e.facts(ctx)
+	return results, facts, err
+}
 
-	stopProfile, err := startProfile(o.profile)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, stopProfile()) }()
-	results, err := measureAll(ctx, e, o, jobs, stderr)
-	if err != nil {
-		return err
-	}
-	facts, err := e.facts(ctx)
-	if err != nil {
-		return err
-	}
+// present prints results, writes the documents that are wanted, and returns an error for those that no
+// run may have.
+func (o options) present(results []result, facts []string, stdout io.Writer) error {
 	checks := check(results)
 	var report bytes.Buffer
 	if err := printReport(io.MultiWriter(stdout, &report), results, checks, facts); err != nil {
@@ -249,34 +249,10 @@ func runWith(ctx context.Context, o options, stdout, stderr io.Writer) (err erro
 		}
 		o.plotFile = cmp.Or(o.plotFile, filepath.Join(o.docs, "docs", "benchmark.svg"))
 	}
-	if o.jsonFile != "" {
-		if err := writeJSON(o.jsonFile, results); err != nil {
-			return err
-		}
-	}
 	if o.plotFile != "" {
 		if err := drawPlot(o.plotFile, results); err != nil {
 			return err
 		}
 	}
 	return wrong(results)
-}
-
-// startProfile starts a CPU profile, if file is not "", which the function that
-// it returns ends.
-func startProfile(file string) (stop func() error, err error) {
-	if file == "" {
-		return func() error { return nil }, nil
-	}
-	f, err := os.Create(file)
-	if err != nil {
-		return nil, fmt.Errorf("making the profile: %w", err)
-	}
-	if err := pprof.StartCPUProfile(f); err != nil {
-		return nil, errors.Join(fmt.Errorf("starting the profile: %w", err), f.Close())
-	}
-	return func() error {
-		pprof.StopCPUProfile()
-		return f.Close()
-	}, nil
 }

@@ -188,27 +188,21 @@ func runPermits(ctx context.Context, args []string, stdout, stderr io.Writer) (e
 // comparePermits measures all implementations in a case, in turns. Each is open all the time, as in
 // a program that has been running.
 func comparePermits(ctx context.Context, p *printer, e *permitServers, c permitCase, o comparison) error {
-	opened, figures := make([]contender, len(permitImpls)), make([]permitFigures, len(permitImpls))
-	defer func() {
-		for _, o := range opened {
-			if o.close != nil {
-				o.close()
-			}
-		}
-	}()
-	for i, impl := range permitImpls {
+	opened, figures := map[string]contender{}, make([]permitFigures, len(permitImpls))
+	defer func() { closeAll(opened) }()
+	for _, impl := range permitImpls {
 		var err error
-		if opened[i], err = impl.open(ctx, e, c); err != nil {
+		if opened[impl.name], err = impl.open(ctx, e, c); err != nil {
 			return err
 		}
 	}
 	for n := range o.rounds {
 		for i, impl := range permitImpls {
-			if opened[i].decide == nil {
+			if opened[impl.name].decide == nil {
 				continue
 			}
 			before := processorTime()
-			s, _, err := compared(ctx, e.postgres, opened[i], userKeys(c.keys), n, o.round)
+			s, _, err := compared(ctx, e.postgres, opened[impl.name], userKeys(c.keys), n, o.round)
 			took := processorTime() - before
 			if err != nil {
 				return fmt.Errorf("%s: %w", impl.name, err)

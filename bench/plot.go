@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -66,6 +67,20 @@ func drawPlot(file string, results []result) error {
 	c.X.Ticks = slices.Compact(c.X.Ticks)
 	c.X.From, c.X.To = c.X.Ticks[0]/1.2, c.X.Ticks[len(c.X.Ticks)-1]*1.2
 	return writePicture(file, c.SVG())
+}
+
+// panelOf returns a panel with a bar for each of some things; ours are blue.
+func panelOf[T any](label string, limit float64, all []T, bar func(T) (name string, value float64, ours bool)) chart.FiguresPanel {
+	var bars []chart.Bar
+	for _, one := range all {
+		name, value, ours := bar(one)
+		b := chart.Bar{Name: name, Style: chart.Grey, Value: math.Round(value)}
+		if ours {
+			b.Style = chart.Blue
+		}
+		bars = append(bars, b)
+	}
+	return chart.FiguresPanel{Label: label, Limit: limit, Groups: []chart.Group{{Bars: bars}}}
 }
 
 // drawFigures draws bars, a panel for each quantity.

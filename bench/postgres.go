@@ -57,11 +57,7 @@ type postgresServer struct {
 // durable is a server whose commits wait for the disk.
 var durable = throwaway.Options{Fsync: true}
 
-func startPostgres(ctx context.Context) (*postgresServer, error) {
-	return startPostgresWith(ctx, durable)
-}
-
-func startPostgresWith(ctx context.Context, options throwaway.Options) (_ *postgresServer, err error) {
+func startPostgres(ctx context.Context, options throwaway.Options) (_ *postgresServer, err error) {
 	starting, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	server, err := throwaway.StartWith(starting, options)

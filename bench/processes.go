@@ -38,8 +38,7 @@ go run ./integration/report --only 'arrivals|memory' to say.
 
 All of it on a throwaway PostgreSQL and Redis. On Linux they have one half of the processors,
 and the processes the other, as where the database has a machine of its own. With --together
-all share all of them, and processes may wait longer for one than for the row. --flush adds
-to each flush of the write-ahead log, as a disk behind a network does.
+all share all of them, and processes may wait longer for one than for the row.
 
 Flags:
 `
@@ -82,8 +81,7 @@ type spread struct {
 type processesOptions struct {
 	comparison
 	only     *regexp.Regexp
-	flush    time.Duration // added to each flush of the write-ahead log
-	together bool          // servers and processes share all processors
+	together bool // servers and processes share all processors
 }
 
 func parseProcesses(args []string, stderr io.Writer) (o processesOptions, err error) {
@@ -91,16 +89,12 @@ func parseProcesses(args []string, stderr io.Writer) (o processesOptions, err er
 	o.comparison, err = parseComparison("processes", processesHelp, 15*time.Second, args, stderr, func(flags *flag.FlagSet) {
 		flags.StringVar(&only, "only", "", "measure only what this `regexp` finds in case/processes × goroutines/implementation")
 		flags.BoolVar(&o.together, "together", false, "have servers and processes share all processors")
-		flags.DurationVar(&o.flush, "flush", 0, "how much longer each flush of the write-ahead log takes, up to 100ms")
 	})
 	if err != nil {
 		return o, err
 	}
 	if o.only, err = regexp.Compile(only); err != nil {
 		return o, fmt.Errorf("--only: %w", err)
-	}
-	if o.flush < 0 || o.flush > 100*time.Millisecond || o.flush%time.Microsecond != 0 {
-		return o, fmt.Errorf("--flush %v: want whole microseconds, from 0 to 100ms", o.flush)
 	}
 	return o, nil
 }
@@ -167,11 +161,7 @@ func (o *processesOptions) startServers(ctx context.Context, stderr io.Writer) (
 			return nil, err
 		}
 	}
-	postgres := throwaway.Options{Fsync: true, Settings: map[string]string{
-		"max_connections": "400",
-		// A pause before each flush, in which nobody else begins one.
-		"commit_delay": fmt.Sprint(o.flush.Microseconds()), "commit_siblings": "0",
-	}}
+	postgres := throwaway.Options{Fsync: true, Settings: map[string]string{"max_connections": "400"}}
 	err = servers.run(func() (err error) {
 		e, err = startServers(ctx, postgres, defaults().redisServer, stderr)
 		return err
@@ -277,45 +267,36 @@ func (c *processesChecker) of(name string, processes int, impl string) *spread {
 	return nil
 }
 
-func checkProcesses(spreads []spread) *lab.Findings {
-	c := &processesChecker{spreads: spreads}
-	c.escrowedTx()
-	c.tx()
-	c.decisions()
-	return &c.Findings
+// compare judges one implementation by another, or by itself in another crowd, if both were measured.
+func (c *processesChecker) compare(name string, a int, impl string, b int, other string, judge func(a, b *spread)) {
+	if x, y := c.of(name, a, impl), c.of(name, b, other); x != nil && y != nil {
+		judge(x, y)
+	}
 }
 
-func (c *processesChecker) escrowedTx() {
+func checkProcesses(spreads []spread) *lab.Findings {
+	c := &processesChecker{spreads: spreads}
 	c.Claim = "Transactions with tokens from memory, from 200 ms after the first call on"
-	ours, free := c.of(processesTx, 8, oursTxEscrow), c.of(processesTx, 8, noLimit)
-	if ours != nil && free != nil {
+	c.compare(processesTx, 8, oursTxEscrow, 8, noLimit, func(ours, free *spread) {
 		c.atLeast("8 processes, as a share of no limit", ratio(ours.pace, free.pace), 0.9)
 		c.atMost("p99, as a multiple of that without a limit", ratio(ours.p99, free.p99), 1.2)
 		c.atMost("retries a transaction", median(ours.retries), 0)
-	}
-	if ours, free = c.of(processesTx, 40, oursTxLong), c.of(processesTx, 40, noLimit); ours != nil && free != nil {
+	})
+	c.compare(processesTx, 40, oursTxLong, 40, noLimit, func(ours, free *spread) {
 		c.atLeast("40 processes, and tokens for 1 s, as a share of no limit", ratio(ours.pace, free.pace), 0.8)
-	}
-	if ours, free = c.of(processesTx, 40, oursTxEscrow), c.of(processesTx, 40, noLimit); ours != nil && free != nil {
+	})
+	c.compare(processesTx, 40, oursTxEscrow, 40, noLimit, func(ours, free *spread) {
 		c.atLeast("40 processes, as a share of no limit", ratio(ours.pace, free.pace), 0.8)
-	}
-}
-
-func (c *processesChecker) tx() {
+	})
 	c.Claim = "Transactions that take from the row"
-	many, one := c.of(processesTx, 8, oursTx), c.of(processesTx, 1, oursTx)
-	if many == nil || one == nil {
-		return
-	}
-	c.atLeast("8 processes, as a share of one", ratio(many.pace, one.pace), 0.8)
-	c.atMost("p99, as a multiple of that of one", ratio(many.p99, one.p99), 2)
-	c.atMost("retries a transaction", median(many.retries), 0.05)
-	c.atLeast("least of the processes, as a share of most", ratio(many.least, many.most), 0.8)
-}
-
-func (c *processesChecker) decisions() {
+	c.compare(processesTx, 8, oursTx, 1, oursTx, func(many, one *spread) {
+		c.atLeast("8 processes, as a share of one", ratio(many.pace, one.pace), 0.8)
+		c.atMost("p99, as a multiple of that of one", ratio(many.p99, one.p99), 2)
+		c.atMost("retries a transaction", median(many.retries), 0.05)
+		c.atLeast("least of the processes, as a share of most", ratio(many.least, many.most), 0.8)
+	})
 	c.Claim = "Decisions on their own"
-	if ours, updates := c.of(processesOwn, 8, oursCombined), c.of(processesOwn, 8, plainUpdate); ours != nil && updates != nil {
+	c.compare(processesOwn, 8, oursCombined, 8, plainUpdate, func(ours, updates *spread) {
 		bound, share := make([]float64, len(updates.pace)), make([]time.Duration, len(updates.pace))
 		for i, pace := range updates.pace {
 			bound[i] = pace * float64(updates.callers)
@@ -324,11 +305,12 @@ func (c *processesChecker) decisions() {
 		c.atLeast("8 processes, as a share of UPDATEs a second × goroutines in a process", ratio(ours.pace, bound), 0.9)
 		c.atMost("p99, as a multiple of 64 goroutines' share of that", ratio(ours.p99, share), 1.5)
 		c.atLeast("least of the processes, as a share of most", ratio(ours.least, ours.most), 0.9)
-	}
-	if many, one := c.of(processesOwn, 8, oursEscrow), c.of(processesOwn, 1, oursEscrow); many != nil && one != nil {
+	})
+	c.compare(processesOwn, 8, oursEscrow, 1, oursEscrow, func(many, one *spread) {
 		c.atLeast("with escrow, 8 processes, as a share of one", ratio(many.pace, one.pace), 0.8)
 		c.atLeast("with escrow, least of the processes, as a share of most", ratio(many.least, many.most), 0.8)
-	}
+	})
+	return &c.Findings
 }
 
 // drawProcesses draws two panels of bars for the transactions, in groups by the number of processes.

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -13,63 +11,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/lab"
 )
 
-// entry is a result as the JSON has it.
-type entry struct {
-	Case        string  `json:"case"`
-	Impl        string  `json:"impl"`
-	Goroutines  int     `json:"goroutines"`
-	OpsPerSec   float64 `json:"opsPerSec"`
-	P50us       float64 `json:"p50us"`
-	P99us       float64 `json:"p99us"`
-	PerDecision float64 `json:"perDecision"`
-	Statements  float64 `json:"statementsPerSec"` // that PostgreSQL was sent
-	Granted     int64   `json:"granted"`
-	Bound       *int64  `json:"bound"` // null where there is none
-	Errors      int64   `json:"errors"`
-
-	// With network only: the time that it is to add to a round trip, and that of a ping of
-	// PostgreSQL with it and without.
-	NetworkUs  *float64 `json:"networkUs,omitempty"`
-	PingUs     *float64 `json:"pingUs,omitempty"`
-	NearPingUs *float64 `json:"nearPingUs,omitempty"`
-
-	// Of churn only: HOT updates, and the bytes of the table and its index.
-	HotPercent *float64 `json:"hotPercent,omitempty"`
-	FirstBytes *int64   `json:"firstBytes,omitempty"`
-	EndBytes   *int64   `json:"endBytes,omitempty"`
-}
-
-func newEntry(r result) entry {
-	e := entry{
-		Case: r.name, Impl: r.impl, Goroutines: r.goroutines,
-		OpsPerSec: r.opsPerSec, P50us: micros(r.p50), P99us: micros(r.p99), PerDecision: r.perDecision, Statements: r.statements,
-		Granted: r.granted, Bound: r.bound, Errors: r.errors,
-	}
-	if c := r.churn; c != nil {
-		e.HotPercent, e.FirstBytes, e.EndBytes = &c.hotPercent, &c.firstBytes, &c.endBytes
-	}
-	if n := r.behind; n != nil {
-		e.NetworkUs, e.PingUs, e.NearPingUs = new(micros(n.wanted)), new(micros(n.far)), new(micros(n.near))
-	}
-	return e
-}
-
 func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
-
-func writeJSON(file string, results []result) error {
-	entries := make([]entry, len(results))
-	for i, r := range results {
-		entries[i] = newEntry(r)
-	}
-	text, err := json.MarshalIndent(entries, "", "  ")
-	if err != nil {
-		return fmt.Errorf("writing the results as JSON: %w", err)
-	}
-	if err := os.WriteFile(file, append(text, '\n'), 0o644); err != nil {
-		return fmt.Errorf("writing the results: %w", err)
-	}
-	return nil
-}
 
 // printer prints until the first error.
 type printer struct {

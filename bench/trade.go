@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"sync"
 	"time"
 
@@ -104,7 +103,7 @@ func runTrade(ctx context.Context, args []string, stdout, stderr io.Writer) (err
 	if err != nil {
 		return err
 	}
-	p, err := startPostgres(ctx)
+	p, err := startPostgres(ctx, durable)
 	if err != nil {
 		return err
 	}
@@ -145,21 +144,13 @@ func printTrade(w io.Writer, all []trade) error {
 
 // drawTrade draws a panel of bars for each figure.
 func drawTrade(file string, all []trade) error {
-	panelOf := func(label string, limit float64, value func(trade) float64) chart.FiguresPanel {
-		var bars []chart.Bar
-		for _, t := range all {
-			b := chart.Bar{Name: "Escrow " + t.String(), Style: chart.Blue, Value: math.Round(value(t))}
-			if t.escrow == 0 {
-				b.Style = chart.Grey
-			}
-			bars = append(bars, b)
-		}
-		return chart.FiguresPanel{Label: label, Limit: limit, Groups: []chart.Group{{Bars: bars}}}
+	panel := func(label string, limit float64, value func(trade) float64) chart.FiguresPanel {
+		return panelOf(label, limit, all, func(t trade) (string, float64, bool) { return "Escrow " + t.String(), value(t), t.escrow > 0 })
 	}
 	return drawFigures(
 		file, "What Config.Escrow gives, and what it costs",
-		panelOf("decisions a second, one key, 64 goroutines", 0, func(t trade) float64 { return t.pace }),
-		panelOf("statements a second that these take", 0, func(t trade) float64 { return t.statements }),
-		panelOf("most at once, from a full bucket of 10,000", burstCapacity, func(t trade) float64 { return t.atOnce }),
+		panel("decisions a second, one key, 64 goroutines", 0, func(t trade) float64 { return t.pace }),
+		panel("statements a second that these take", 0, func(t trade) float64 { return t.statements }),
+		panel("most at once, from a full bucket of 10,000", burstCapacity, func(t trade) float64 { return t.atOnce }),
 	)
 }

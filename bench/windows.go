@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
@@ -286,7 +285,7 @@ func attackWindows(ctx context.Context, e effort, args []string, stdout, stderr 
 			return fmt.Errorf("%s: %w", l.name, err)
 		}
 	}
-	p, err := startPostgres(ctx)
+	p, err := startPostgres(ctx, durable)
 	if err != nil {
 		return err
 	}
@@ -325,21 +324,16 @@ func printWindows(w io.Writer, all []judged) error {
 
 // drawWindows draws a panel of bars for each figure: sliding windows blue, and red what exceeds the limit.
 func drawWindows(file string, all []judged) error {
-	panelOf := func(label string, limit float64, value func(judged) float64) chart.FiguresPanel {
-		var bars []chart.Bar
-		for _, j := range all {
-			b := chart.Bar{Name: j.name, Style: chart.Grey, Value: math.Round(value(j))}
-			if _, ours := j.limit.(ratelimit.SlidingWindow); ours {
-				b.Style = chart.Blue
-			}
-			bars = append(bars, b)
-		}
-		return chart.FiguresPanel{Label: label, Limit: limit, Groups: []chart.Group{{Bars: bars}}}
+	panel := func(label string, limit float64, value func(judged) float64) chart.FiguresPanel {
+		return panelOf(label, limit, all, func(j judged) (string, float64, bool) {
+			_, ours := j.limit.(ratelimit.SlidingWindow)
+			return j.name, value(j), ours
+		})
 	}
 	return drawFigures(
 		file, "Six limiters of 100 a minute, attacked",
-		panelOf("most granted in any minute; 100 are allowed", allowed, func(j judged) float64 { return allowed * j.most }),
-		panelOf("what a flood gets, a minute", 0, func(j judged) float64 { return allowed * j.flood }),
-		panelOf("decisions a second over 10,000 keys, one statement each", 0, func(j judged) float64 { return j.each }),
+		panel("most granted in any minute; 100 are allowed", allowed, func(j judged) float64 { return allowed * j.most }),
+		panel("what a flood gets, a minute", 0, func(j judged) float64 { return allowed * j.flood }),
+		panel("decisions a second over 10,000 keys, one statement each", 0, func(j judged) float64 { return j.each }),
 	)
 }

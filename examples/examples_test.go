@@ -15,18 +15,12 @@ import (
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
 // examples are the programs, but for those that have more to test: quickstart and metrics. They
-// are started in this order, of which the first two wait for some ten seconds.
+// are started in this order, of which the first waits for some ten seconds.
 var examples = []struct {
 	name   string
 	claims int // that it checks: one that is no longer checked fails nothing by itself
 	prints []string
 }{
-	{"catalog", 3, []string{
-		"INSERT INTO rate_limit_definitions",
-		"holds within 5 seconds",
-		"ends by itself",
-		"initech has what it had",
-	}},
 	{"priority", 5, []string{"no critical call is refused", "batch work has the rest"}},
 	{"api", 7, []string{
 		"she gets [200 200 200 429], and Retry-After: ",
@@ -37,7 +31,6 @@ var examples = []struct {
 		"only failures count",
 	}},
 	{"inflight", 4, []string{"120 of 120 prompts answered, 0 twice, although"}},
-	{"llm", 4, []string{"60 of 60 prompts answered", "1 answer of 429, and 0 calls while the pause was known"}},
 	{"login", 4, []string{
 		"3 of 5 left",
 		"5 of 5 left",
@@ -55,11 +48,6 @@ var examples = []struct {
 		"nothing is lost: 60 jobs, 60 done",
 		"never over: 0 calls beyond 5 + 20 a second",
 		"nor for the mail server: 0 calls beyond 6 + 30 a second",
-	}},
-	{"signup", 4, []string{
-		"60 accounts made",
-		"2 of 3 left",
-		"61 accounts, 61 of the service's sign-ups spent",
 	}},
 }
 

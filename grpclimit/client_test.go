@@ -1,77 +1,27 @@
 package grpclimit_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"math"
-	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/grpclimit"
-	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/memstore"
 )
-
-// 1,000 clients that wait get through, and in time, over connections of the loopback. They are told
-// when the next token is there, not when theirs is, so that a fast one tries hundreds of times.
-func TestAllWhoWaitGetThrough(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	inEach(t, func(t *testing.T, store fullStore) {
-		t.Parallel()
-		const clients = 1000
-		rate := ratelimit.TokenBucket{Name: "rate", Rate: 500, Period: time.Second, Capacity: 500}
-		e := &echo{}
-		limit := newLimiter(t, store, grpclimit.Config{Policies: []grpclimit.Policy{{Limit: rate}}, Jitter: 0.5})
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		server := grpc.NewServer(grpc.ChainUnaryInterceptor(limit.Unary), grpc.ChainStreamInterceptor(limit.Stream))
-		server.RegisterService(e.desc(), e)
-		go server.Serve(listener)
-		defer server.Stop()
-		conn := connect(t, listener.Addr().String(), waiting(t, grpclimit.ClientConfig{MaxWait: time.Minute, MaxTries: 10_000})...)
-		begun := time.Now()
-		var wg sync.WaitGroup
-		for n := range clients {
-			wg.Go(func() {
-				var err error
-				if n%2 == 0 {
-					err = say(t.Context(), conn, "hello")
-				} else {
-					_, err = count(t.Context(), conn, "hello")
-				}
-				if err != nil {
-					t.Errorf("client %d: %v", n, err)
-				}
-			})
-		}
-		wg.Wait()
-		took := time.Since(begun)
-		if got := e.calls.Load(); got != clients || took < 900*time.Millisecond || took > time.Minute {
-			t.Errorf("%d calls were handled in %v, want %d in no less than 1 s", got, took, clients)
-		}
-		t.Logf("%d of %d in %v", e.calls.Load(), clients, took)
-	})
-}
 
 // refusing refuses as often as it says, with RetryInfo or without.
 func refusing(times int64, code codes.Code, waits ...time.Duration) *echo {
@@ -130,6 +80,8 @@ func TestClientHeeds(t *testing.T) {
 		{"for too long", func() *echo { return refusing(9, codes.ResourceExhausted, time.Hour) }, grpclimit.ClientConfig{MaxWait: time.Second}, codes.ResourceExhausted, 1},
 		{"for too long, by one of two", func() *echo { return refusing(9, codes.ResourceExhausted, time.Hour, short) }, grpclimit.ClientConfig{MaxWait: time.Second}, codes.ResourceExhausted, 1},
 		{"for longer than is believed", func() *echo { return refusing(1, codes.ResourceExhausted, time.Hour) }, grpclimit.ClientConfig{MaxPause: short}, codes.OK, 2},
+		{"without an end", func() *echo { return refusing(1, codes.ResourceExhausted, math.MaxInt64) }, grpclimit.ClientConfig{MaxPause: short}, codes.OK, 2},
+		{"for less than nothing", func() *echo { return refusing(1, codes.ResourceExhausted, -time.Hour) }, grpclimit.ClientConfig{}, codes.OK, 2},
 		{"at once", func() *echo { return refusing(1, codes.ResourceExhausted, 0) }, grpclimit.ClientConfig{}, codes.OK, 2},
 		{"without RetryInfo", func() *echo { return refusing(1, codes.ResourceExhausted) }, grpclimit.ClientConfig{}, codes.ResourceExhausted, 1},
 		{"another fault", func() *echo { return refusing(1, codes.Internal, short) }, grpclimit.ClientConfig{}, codes.Internal, 1},
@@ -157,11 +109,14 @@ func TestClientHeeds(t *testing.T) {
 	}
 }
 
-// A refusal holds back the other calls of the connection, and a call that would have to wait
-// for too long is not sent.
+// A refusal holds back the other calls of the connection, and pauses the limit that clients share; a
+// call that would have to wait for too long is not sent.
 func TestClientHoldsBack(t *testing.T) {
-	server := refusing(1, codes.ResourceExhausted, time.Hour)
-	conn := dial(t, server, open(t), waiting(t, grpclimit.ClientConfig{MaxWait: time.Second, MaxPause: 2 * time.Hour})...)
+	server, store := refusing(1, codes.ResourceExhausted, time.Hour), memstore.New(nil)
+	conn := dial(t, server, open(t), waiting(t, grpclimit.ClientConfig{
+		MaxWait: time.Second, MaxPause: 2 * time.Hour,
+		Store: store, Limit: func(context.Context, string, any) ratelimit.Request { return perMinute.For("") },
+	})...)
 	wantCode(t, say(t.Context(), conn, "hello"), codes.ResourceExhausted)
 	err := say(t.Context(), conn, "hello")
 	var wait *grpclimit.WaitError
@@ -179,98 +134,8 @@ func TestClientHoldsBack(t *testing.T) {
 	if got := server.calls.Load(); got != 1 {
 		t.Errorf("%d calls came, want 1", got)
 	}
-}
-
-// refusedStream is a stream that the server refuses when the client waits for its answer.
-type refusedStream struct {
-	grpc.ClientStream
-	refuse func() error
-}
-
-func (s refusedStream) SendMsg(any) error { return nil }
-func (s refusedStream) CloseSend() error  { return nil }
-func (s refusedStream) RecvMsg(any) error { return s.refuse() }
-
-// A server that refuses everything, whatever its RetryInfo says, gets the calls that are under way
-// when it begins, and then a few: 100 goroutines that never give up send less than 110 in 2 s. No
-// RetryInfo holds calls back, or pauses the limit of all processes, for longer than MaxPause.
-func TestClientAgainstHostileServers(t *testing.T) {
-	conn, err := grpc.NewClient("passthrough:///nowhere", grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	quota := ratelimit.TokenBucket{Name: "partner", Rate: 1e6, Period: time.Second}
-	for _, test := range []struct {
-		code codes.Code
-		info *errdetails.RetryInfo
-	}{
-		{codes.ResourceExhausted, &errdetails.RetryInfo{}},
-		{codes.ResourceExhausted, &errdetails.RetryInfo{RetryDelay: durationpb.New(0)}},
-		{codes.ResourceExhausted, &errdetails.RetryInfo{RetryDelay: durationpb.New(1)}},
-		{codes.ResourceExhausted, &errdetails.RetryInfo{RetryDelay: durationpb.New(time.Millisecond)}},
-		{codes.ResourceExhausted, &errdetails.RetryInfo{RetryDelay: durationpb.New(-time.Hour)}},
-		{codes.ResourceExhausted, &errdetails.RetryInfo{RetryDelay: &durationpb.Duration{Seconds: math.MaxInt64, Nanos: -1}}},
-		{codes.ResourceExhausted, &errdetails.RetryInfo{RetryDelay: &durationpb.Duration{Seconds: math.MinInt64, Nanos: math.MaxInt32}}},
-		{codes.ResourceExhausted, &errdetails.RetryInfo{RetryDelay: durationpb.New(1000 * time.Hour)}},
-		{codes.Unavailable, &errdetails.RetryInfo{}},
-	} {
-		for _, streams := range []bool{false, true} {
-			synctest.Test(t, func(t *testing.T) {
-				var sent atomic.Int64
-				refusal, err := status.New(test.code, "later").WithDetails(test.info)
-				if err != nil {
-					t.Fatal(err)
-				}
-				refuse := func() error {
-					sent.Add(1)
-					time.Sleep(5 * time.Millisecond) // so that all are under way
-					return refusal.Err()
-				}
-				store := memstore.New(nil)
-				var log bytes.Buffer
-				client, err := grpclimit.NewClient(&grpclimit.ClientConfig{
-					Store: store, Limit: func(context.Context, string, any) ratelimit.Request { return quota.For("") },
-					Logger: slog.New(slog.NewTextHandler(&log, nil)),
-				})
-				if err != nil {
-					t.Fatal(err)
-				}
-				call := func() error {
-					if !streams {
-						return client.Unary(t.Context(), sayMethod, nil, nil, conn, func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error { return refuse() })
-					}
-					stream, err := client.Stream(t.Context(), &countDesc, conn, countMethod, func(context.Context, *grpc.StreamDesc, *grpc.ClientConn, string, ...grpc.CallOption) (grpc.ClientStream, error) {
-						return refusedStream{refuse: refuse}, nil
-					})
-					if err != nil {
-						return err
-					}
-					return stream.RecvMsg(nil)
-				}
-				begin := time.Now()
-				var wg sync.WaitGroup
-				for range 100 {
-					wg.Go(func() {
-						for time.Since(begin) < 2*time.Second {
-							if err := call(); err == nil {
-								t.Error("a call was granted")
-							}
-							time.Sleep(time.Millisecond) // and the caller comes again
-						}
-					})
-				}
-				time.Sleep(2 * time.Second)
-				if n := sent.Load(); n < 100 || n >= 110 {
-					t.Errorf("%v, %v, streams %v: %d calls in 2 s, want 100 to 109", test.code, test.info, streams, n)
-				}
-				wg.Wait()
-				result, err := store.Check(t.Context(), quota.For(""))
-				if err != nil || time.Until(result.PausedUntil) > 5*time.Minute || log.Len() > 0 {
-					t.Errorf("%v, %v: the shared limit is paused until %v, %v; logged:\n%.300s", test.code, test.info, result.PausedUntil, err, log.String())
-				}
-			})
-		}
+	if result, err := store.Check(t.Context(), perMinute.For("")); err != nil || time.Until(result.PausedUntil) < 50*time.Minute {
+		t.Errorf("the limit is paused until %v, %v, want an hour", result.PausedUntil, err)
 	}
 }
 
@@ -326,34 +191,6 @@ func TestClientChats(t *testing.T) {
 	if err := chat(); err != nil || time.Since(begun) < 50*time.Millisecond {
 		t.Errorf("got %v after %v, want it opened after the hold", err, time.Since(begun))
 	}
-}
-
-// Clients of several processes share a quota through a store, and a refusal pauses all.
-func TestClientsShareALimit(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	inEach(t, func(t *testing.T, store fullStore) {
-		t.Parallel()
-		quota := ratelimit.TokenBucket{Name: "partner", Rate: 20, Period: time.Second, Capacity: 1}
-		server := refusing(1, codes.ResourceExhausted, 500*time.Millisecond)
-		config := grpclimit.ClientConfig{
-			Store: store, MaxTries: 10,
-			Limit: func(context.Context, string, any) ratelimit.Request { return quota.For("") },
-		}
-		begun := time.Now()
-		var wg sync.WaitGroup
-		for range 2 {
-			conn := dial(t, server, open(t), waiting(t, config)...)
-			for range 5 {
-				wg.Go(func() { wantCode(t, say(t.Context(), conn, "hello"), codes.OK) })
-			}
-		}
-		wg.Wait()
-		// 11 calls, of which one at once, and a pause of at least most of 500 ms.
-		if took := time.Since(begun); server.calls.Load() != 11 || took < 700*time.Millisecond {
-			t.Errorf("%d calls came in %v, want 11 in no less than 700 ms", server.calls.Load(), took)
-		}
-	})
 }
 
 // A store that fails keeps calls from being sent.

@@ -2,13 +2,11 @@ package grpclimit_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -74,66 +72,4 @@ func ExampleClient() {
 	}
 	defer conn.Close()
 	// Output:
-}
-
-// One export of a user at a time, over all processes.
-func ExampleInFlightPolicy() {
-	store := memstore.New(nil)
-	limit, err := grpclimit.New(store, &grpclimit.Config{
-		InFlight: []grpclimit.InFlightPolicy{{
-			Limit: ratelimit.InFlight{Name: "exports", Limit: 1},
-			Key:   grpclimit.ByMetadata("x-user"),
-		}},
-		Permits: store.Permits(),
-	})
-	if err != nil {
-		log.Fatal(err)
-	}
-	err = call(limit, "ann", func(ctx context.Context) error {
-		permit, _ := grpclimit.PermitOf(ctx, "exports")
-		fmt.Println("while", permit.InFlight.Name, "is held:", status.Code(call(limit, "ann", done)))
-		return nil
-	})
-	fmt.Println(status.Code(err), "and then", status.Code(call(limit, "ann", done)))
-	// Output:
-	// while exports is held: ResourceExhausted
-	// OK and then OK
-}
-
-// A handler takes in its own transaction what Requests says, and returns a refusal as it is.
-func ExampleRequests() {
-	store := memstore.New(nil)
-	orders := ratelimit.TokenBucket{Name: "orders", Rate: 60, Period: time.Hour, Capacity: 1}
-	limit, err := grpclimit.New(store, &grpclimit.Config{
-		Policies: []grpclimit.Policy{{Limit: orders, Key: grpclimit.ByMetadata("x-user")}},
-		InTx:     func(c *grpclimit.Call) bool { return c.Method == "/shop.Orders/Place" },
-	})
-	if err != nil {
-		log.Fatal(err)
-	}
-	errNoSuchPiece := errors.New("no such piece")
-	place := func(fails error) func(ctx context.Context) error {
-		return func(ctx context.Context) error {
-			tx, err := store.Begin(ctx)
-			if err != nil {
-				return err
-			}
-			defer tx.Rollback(ctx) // gives the tokens back, unless it has committed
-			if err := store.TakeTx(ctx, tx, grpclimit.Requests(ctx)...); err != nil {
-				return err
-			}
-			if fails != nil {
-				return fails
-			}
-			return tx.Commit(ctx)
-		}
-	}
-	fmt.Println(status.Code(call(limit, "ann", place(errNoSuchPiece))) == codes.OK)
-	for range 2 {
-		fmt.Println(status.Code(call(limit, "ann", place(nil))))
-	}
-	// Output:
-	// false
-	// OK
-	// ResourceExhausted
 }

@@ -284,10 +284,3 @@ type failing struct{ *memstore.Store }
 func (failing) Allow(context.Context, ...ratelimit.Request) (ratelimit.Result, error) {
 	return ratelimit.Result{}, errDatabase
 }
-
-// failingPermits are permits that cannot be asked for.
-type failingPermits struct{ ratelimit.Permits }
-
-func (failingPermits) Acquire(context.Context, ratelimit.PermitRequest, ...ratelimit.Request) (ratelimit.Permit, error) {
-	return ratelimit.Permit{}, errDatabase
-}

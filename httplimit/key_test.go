@@ -3,7 +3,6 @@ package httplimit_test
 import (
 	"errors"
 	"net/http"
-	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"testing"
@@ -264,19 +263,4 @@ func FuzzAddress(f *testing.F) {
 			}
 		}
 	})
-}
-
-func BenchmarkAddress(b *testing.B) {
-	a, err := httplimit.NewAddresses(&httplimit.AddressConfig{Trusted: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}})
-	if err != nil {
-		b.Fatal(err)
-	}
-	r := httptest.NewRequest(http.MethodGet, "/", nil)
-	r.RemoteAddr = "10.0.0.1:80"
-	r.Header.Set("X-Forwarded-For", "1.2.3.4, 198.51.100.7, 10.0.0.2")
-	for b.Loop() {
-		if _, err := a.Key(r); err != nil {
-			b.Fatal(err)
-		}
-	}
 }

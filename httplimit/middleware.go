@@ -1,6 +1,7 @@
 package httplimit
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"net/http"
@@ -204,13 +205,13 @@ func checkName(f *edge.Faults, name string) {
 }
 
 func (c *Config) setDefaults() {
-	c.Fields = edge.OrDefault(c.Fields, Draft11)
-	c.MaxJitter = edge.OrDefault(c.MaxJitter, edge.DefaultMaxJitter)
-	c.TooLarge = edge.OrDefault(c.TooLarge, http.StatusUnprocessableEntity)
-	c.Timeout = edge.OrDefault(c.Timeout, defaultTimeout)
-	c.FullRetryAfter = edge.OrDefault(c.FullRetryAfter, defaultFullFor)
-	c.FailureRetryAfter = edge.OrDefault(c.FailureRetryAfter, defaultFailureFor)
-	c.Logger = edge.OrDefault(c.Logger, slog.Default())
+	c.Fields = cmp.Or(c.Fields, Draft11)
+	c.MaxJitter = cmp.Or(c.MaxJitter, edge.DefaultMaxJitter)
+	c.TooLarge = cmp.Or(c.TooLarge, http.StatusUnprocessableEntity)
+	c.Timeout = cmp.Or(c.Timeout, defaultTimeout)
+	c.FullRetryAfter = cmp.Or(c.FullRetryAfter, defaultFullFor)
+	c.FailureRetryAfter = cmp.Or(c.FailureRetryAfter, defaultFailureFor)
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 }
 
 // limits returns the limits of the policies.
@@ -273,13 +274,13 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 //	requests, err := limit.Requests(r)
 //	if err == nil {
 //		err = pgx.BeginFunc(r.Context(), pool, func(tx pgx.Tx) (err error) {
+//			if err = placeOrder(r, tx); err != nil {
+//				return err
+//			}
 //			if result, err = store.AllowTx(r.Context(), tx, requests...); err != nil {
 //				return err
 //			}
-//			if err = result.Err(); err != nil {
-//				return err // rolls back
-//			}
-//			return placeOrder(r, tx)
+//			return result.Err() // a refusal rolls the order back
 //		})
 //	}
 //	switch {

@@ -61,6 +61,7 @@ var mayImport = map[string][]string{
 	"internal/parked":          {pgx},
 	"internal/chart":           {"internal/visible"},
 	"internal/trial":           {".", "internal/chart", "memstore"},
+	"internal/scenario":        {"."},
 	"internal/inspect":         {".", "catalog", "internal/edge", "internal/gate", "internal/parked", "internal/visible", "pgstore", pgx},
 	"internal/watch":           {".", "internal/receipt"},
 	"internal/leak":            {},

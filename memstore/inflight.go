@@ -47,10 +47,8 @@ func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitReques
 	if err := s.own().noteRequest(ctx, &request); err != nil {
 		return ratelimit.Permit{}, err
 	}
-	for _, r := range request.Parts() {
-		if r.Limit.Mode == ratelimit.ModeRefuse { // in which nobody waits
-			return s.own().tryAcquire(ctx, request.Parts(), rates)
-		}
+	if refused, ok := decide.PermitRefused(request.Parts(), s.now()); ok { // nobody waits
+		return refused, nil
 	}
 	return s.acquireWait(ctx, &request, rates)
 }
@@ -99,11 +97,10 @@ func (p Permits) Renew(ctx context.Context, permit ratelimit.Permit) (renewed ra
 	s := p.store
 	w := s.own().watch(ctx, ratelimit.VerbRenew)
 	defer func() { w.ReportPermit(permit, err) }()
-	asked := time.Now()
-	permit.With = slices.Clone(permit.With)
+	asked, parts := time.Now(), permit.Parts()
 	if err := s.own().hold(ctx, permit, func(row decide.Row, state *bucket.State, now time.Time) {
-		for _, p := range parts(&permit) {
-			if row.Key == keyOf(p) {
+		for i := range parts {
+			if p := &parts[i]; row.Name == p.InFlight.Name && row.Key.Key == p.Key {
 				p.At, p.Until, p.Asked = now, now.Add(p.InFlight.LeaseOrDefault()), asked
 				state.TS = p.Until
 			}
@@ -111,20 +108,11 @@ func (p Permits) Renew(ctx context.Context, permit ratelimit.Permit) (renewed ra
 	}); err != nil {
 		return ratelimit.Permit{}, err
 	}
-	return permit, nil
-}
-
-// parts returns the permits of each limit and key that are held together.
-func parts(permit *ratelimit.Permit) []*ratelimit.Permit {
-	all := []*ratelimit.Permit{permit}
-	for i := range permit.With {
-		all = append(all, &permit.With[i])
+	renewed, renewed.With = parts[0], slices.Clip(parts[1:])
+	if len(parts) == 1 {
+		renewed.With = nil
 	}
-	return all
-}
-
-func keyOf(permit *ratelimit.Permit) decide.Key {
-	return decide.Key{Name: permit.InFlight.Name, Key: permit.Key}
+	return renewed, nil
 }
 
 // Release releases the permit. If it is not held any more that is [ratelimit.ErrLeaseLost], and
@@ -257,15 +245,7 @@ func (s scope) noteRequest(ctx context.Context, request *ratelimit.PermitRequest
 	if err := s.usable(ctx); err != nil {
 		return err
 	}
-	if err := request.Validate(); err != nil {
-		return err
-	}
-	for _, r := range request.Parts() {
-		if err := s.seen.NoteInFlight(r.Limit.Name); err != nil {
-			return err
-		}
-	}
-	return nil
+	return s.seen.NotePermits(request)
 }
 
 // acquire takes permits for a caller that does not wait, and reports the outcome to the observer. While
@@ -290,10 +270,10 @@ func (s scope) acquire(ctx context.Context, request *ratelimit.PermitRequest, ra
 // tryAcquire takes permits, and tokens from rate limits. The rates are decided first, when it is
 // known that there are permits, and put back if they are gone meanwhile.
 func (s scope) tryAcquire(ctx context.Context, asked []ratelimit.PermitRequest, rates []ratelimit.Request) (ratelimit.Permit, error) {
+	if refused, ok := decide.PermitRefused(asked, s.now()); ok {
+		return refused, nil
+	}
 	for _, r := range asked {
-		if r.Limit.Mode == ratelimit.ModeRefuse {
-			return decide.PermitRefused(&r, s.now()), nil
-		}
 		if err := r.Fits(); err != nil { // with a Limit that is smaller by now
 			return ratelimit.Permit{}, err
 		}
@@ -355,10 +335,10 @@ func (s scope) freePermits(r ratelimit.PermitRequest, now time.Time) (free []int
 	for n := range r.Limit.Limit {
 		row := permitRow(r.Limit, r.Key, n)
 		state, ok := s.get(row)
-		switch holder := s.held[permitLock(row)]; {
+		switch {
 		case ok && state.TS.After(now):
 			ends = append(ends, state.TS)
-		case holder != nil && holder != s.session:
+		case s.isOthers(permitLock(row)):
 			ends = append(ends, now) // it may be at any time
 		default:
 			if free = append(free, n); len(free) == r.N {
@@ -401,7 +381,7 @@ type heldRow struct {
 }
 
 func rowsOf(permit *ratelimit.Permit) (rows []heldRow) {
-	for _, p := range parts(permit) {
+	for _, p := range permit.Parts() {
 		rows = append(rows, heldRow{permitRow(p.InFlight, p.Key, p.Number), p.Fence})
 		for _, m := range p.More {
 			rows = append(rows, heldRow{permitRow(p.InFlight, p.Key, m.Number), m.Fence})
@@ -418,32 +398,22 @@ func (s scope) hold(ctx context.Context, permit ratelimit.Permit, change func(ro
 	if err := permit.Validate(); err != nil {
 		return err
 	}
-	for _, p := range parts(&permit) {
+	for _, p := range permit.Parts() {
 		if err := s.seen.NoteInFlight(p.InFlight.Name); err != nil {
 			return err
 		}
 	}
-	if _, ok := ctx.Deadline(); !ok {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, lockTimeout)
-		defer cancel()
-	}
 	rows := rowsOf(&permit)
-	s.mu.Lock()
-	for slices.ContainsFunc(rows, s.isOthers) {
-		freed := s.freed
-		s.mu.Unlock()
-		select {
-		case <-freed:
-		case <-ctx.Done():
-			return fmt.Errorf("%w that has a permit of limit %q: %w", ErrLocked, permit.InFlight.Name, ctx.Err())
+	err := s.await(ctx, func() string {
+		if slices.ContainsFunc(rows, func(row heldRow) bool { return s.isOthers(permitLock(row.Row)) }) {
+			return fmt.Sprintf("a permit of limit %q", permit.InFlight.Name)
 		}
-		s.mu.Lock()
-	}
-	defer s.mu.Unlock()
-	if err := s.open(); err != nil {
+		return ""
+	})
+	if err != nil {
 		return err
 	}
+	defer s.mu.Unlock()
 	now := s.now()
 	for _, row := range rows {
 		if state, ok := s.get(row.Row); !ok || int64(state.Value) != row.fence || !state.TS.After(now) {
@@ -456,12 +426,6 @@ func (s scope) hold(ctx context.Context, permit ratelimit.Permit, change func(ro
 		s.putPermit(row.Row, state)
 	}
 	return nil
-}
-
-// isOthers reports whether another transaction has a permit locked.
-func (s scope) isOthers(row heldRow) bool {
-	holder := s.held[permitLock(row.Row)]
-	return holder != nil && holder != s.session
 }
 
 func (s scope) release(ctx context.Context, permit ratelimit.Permit) (err error) {

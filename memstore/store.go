@@ -226,12 +226,7 @@ func (s scope) open() error {
 
 // lockOpen takes the store's lock, unless the transaction of the scope has ended.
 func (s scope) lockOpen() error {
-	s.mu.Lock()
-	if err := s.open(); err != nil {
-		s.mu.Unlock()
-		return err
-	}
-	return nil
+	return s.await(context.Background(), func() string { return "" })
 }
 
 // top returns the layer that a verb writes to: the newest open savepoint, as in PostgreSQL, or nil
@@ -246,14 +241,15 @@ func (s scope) top() *layer {
 // lock waits until no other transaction has the keys of a call, and takes the store's lock
 // then. A transaction has them from then on.
 func (s scope) lock(ctx context.Context, call *decide.Call) error {
-	s.mu.Lock()
-	if s.locked(call) != nil {
-		if err := s.await(ctx, call); err != nil {
-			return err
+	err := s.await(ctx, func() string {
+		for i := range call.Demands {
+			if s.isOthers(call.Demands[i].KeyOf()) {
+				return fmt.Sprintf("limit %q and one of its keys", call.Demands[i].Definition.Name)
+			}
 		}
-	}
-	if err := s.open(); err != nil {
-		s.mu.Unlock()
+		return ""
+	})
+	if err != nil {
 		return err
 	}
 	if top := s.top(); top != nil {
@@ -267,35 +263,36 @@ func (s scope) lock(ctx context.Context, call *decide.Call) error {
 	return nil
 }
 
-// await waits until no other transaction has the keys of a call, without the store's lock
-// meanwhile. If it returns an error, it has let go of the lock for good.
-func (s scope) await(ctx context.Context, call *decide.Call) error {
-	if _, ok := ctx.Deadline(); !ok {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, lockTimeout)
-		defer cancel()
-	}
-	for a := s.locked(call); a != nil; a = s.locked(call) {
+// await waits while another transaction has something that locked names, and takes the store's lock
+// then, unless it returns an error.
+func (s scope) await(ctx context.Context, locked func() string) error {
+	s.mu.Lock()
+	for what := locked(); what != ""; what = locked() {
+		if _, ok := ctx.Deadline(); !ok {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, lockTimeout)
+			defer cancel()
+		}
 		freed := s.freed
 		s.mu.Unlock()
 		select {
 		case <-freed:
 		case <-ctx.Done():
-			return fmt.Errorf("%w that has limit %q and one of its keys: %w", ErrLocked, a.Definition.Name, ctx.Err())
+			return fmt.Errorf("%w that has %s: %w", ErrLocked, what, ctx.Err())
 		}
 		s.mu.Lock()
+	}
+	if err := s.open(); err != nil {
+		s.mu.Unlock()
+		return err
 	}
 	return nil
 }
 
-// locked returns an ask whose key another transaction has locked, or nil.
-func (s scope) locked(call *decide.Call) *decide.Demand {
-	for i := range call.Demands {
-		if holder := s.held[call.Demands[i].KeyOf()]; holder != nil && holder != s.session {
-			return &call.Demands[i]
-		}
-	}
-	return nil
+// isOthers reports whether another transaction has a key locked.
+func (s scope) isOthers(key decide.Key) bool {
+	holder := s.held[key]
+	return holder != nil && holder != s.session
 }
 
 // get returns the state of a row, if it is there.

@@ -31,10 +31,7 @@ func (s scope) decideWatched(ctx context.Context, verb decide.Verb, reserve bool
 			return s.decideWatched(ctx, verb, reserve, left)
 		})
 	}
-	call, err := verb.Call(&s.seen, nil, reserve, requests)
-	if err == nil {
-		err = s.seen.NoteCall(&call)
-	}
+	call, err := s.seen.Call(verb, reserve, nil, requests)
 	switch {
 	case err != nil:
 		return ratelimit.Result{}, err

@@ -37,37 +37,15 @@ func (p Permits) Acquire(ctx context.Context, request ratelimit.PermitRequest, r
 	s := p.store
 	w := s.watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn, rates...)
 	defer func() { w.ReportAcquire(permit, &request, err) }()
-	of, err := s.asked(&request, rates)
+	asked, err := s.asked(&request, rates)
 	if err != nil {
 		return ratelimit.Permit{}, err
 	}
-	return s.acquireNow(ctx, &request, of, rates)
-}
-
-// acquireNow is Acquire of a request that has been looked at.
-func (s *Store) acquireNow(ctx context.Context, request *ratelimit.PermitRequest, of decide.Key, rates []ratelimit.Request) (permit ratelimit.Permit, err error) {
-	if refusing := refuses(request); refusing != nil {
-		return decide.PermitRefused(refusing, s.conn.Instant()), nil
+	if refused, ok := decide.PermitRefused(asked, s.conn.Instant()); ok {
+		return refused, nil
 	}
-	if request.N == 1 && len(request.More) == 0 {
-		permit, err = s.permits.Acquire(ctx, request.Limit, of)
-	} else {
-		permit, err = s.permits.AcquireSet(ctx, request.Parts())
-	}
+	permit, err = s.permits.Acquire(ctx, asked)
 	return s.withRates(ctx, permit, err, rates)
-}
-
-// refuses returns the part of a request whose limit is in ModeRefuse, or nil.
-func refuses(request *ratelimit.PermitRequest) *ratelimit.PermitRequest {
-	if request.Limit.Mode == ratelimit.ModeRefuse {
-		return request
-	}
-	for i := range request.More {
-		if request.More[i].Limit.Mode == ratelimit.ModeRefuse {
-			return &request.More[i]
-		}
-	}
-	return nil
 }
 
 // AcquireWait is [Permits.Acquire], and waits for a permit until ctx ends; the error is then that
@@ -90,12 +68,12 @@ func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitReques
 	s := p.store
 	w := s.watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn, rates...)
 	defer func() { w.ReportAcquire(permit, &request, err) }()
-	of, err := s.asked(&request, rates)
+	asked, err := s.asked(&request, rates)
 	if err != nil {
 		return ratelimit.Permit{}, err
 	}
-	if refuses(&request) != nil { // in which nobody waits
-		return s.acquireNow(ctx, &request, of, rates)
+	if refused, ok := decide.PermitRefused(asked, s.conn.Instant()); ok { // nobody waits
+		return refused, nil
 	}
 	inner, end, err := s.conn.Work.BeginSpan(ctx)
 	if err != nil {
@@ -127,12 +105,12 @@ func (p Permits) AcquireTx(ctx context.Context, tx pgx.Tx, request ratelimit.Per
 	if err := s.usableIn(tx); err != nil {
 		return ratelimit.Permit{}, err
 	}
-	of, err := s.asked(&request, rates)
+	asked, err := s.asked(&request, rates)
 	if err != nil {
 		return ratelimit.Permit{}, err
 	}
-	if refusing := refuses(&request); refusing != nil {
-		return decide.PermitRefused(refusing, s.conn.Instant()), nil
+	if refused, ok := decide.PermitRefused(asked, s.conn.Instant()); ok {
+		return refused, nil
 	}
 	var result ratelimit.Result
 	ask := func() (granted bool, err error) {
@@ -142,12 +120,7 @@ func (p Permits) AcquireTx(ctx context.Context, tx pgx.Tx, request ratelimit.Per
 		result, err = s.decideTx(ctx, tx, decide.All, false, rates)
 		return result.OK, err
 	}
-	if request.N == 1 && len(request.More) == 0 {
-		permit, err = s.permits.AcquireIn(ctx, tx, request.Limit, of, ask)
-	} else {
-		permit, err = s.permits.AcquireSetIn(ctx, tx, request.Parts(), ask)
-	}
-	if err != nil {
+	if permit, err = s.permits.AcquireIn(ctx, tx, asked, ask); err != nil {
 		return ratelimit.Permit{}, err
 	}
 	permit.Rates = result
@@ -268,7 +241,7 @@ func (p Permits) Hold(ctx context.Context, request ratelimit.PermitRequest, do f
 // released. It locks nothing, and does not see uncommitted changes.
 func (p Permits) Held(ctx context.Context, limit ratelimit.InFlight, key string) (permits []ratelimit.Permit, err error) {
 	s := p.store
-	of, err := s.inFlight(limit, key, nil)
+	of, err := s.inFlight(limit, key)
 	if err != nil {
 		return nil, err
 	}
@@ -279,7 +252,7 @@ func (p Permits) Held(ctx context.Context, limit ratelimit.InFlight, key string)
 // renew or release them, and may be at work still.
 func (p Permits) Reset(ctx context.Context, limit ratelimit.InFlight, key string) error {
 	s := p.store
-	of, err := s.inFlight(limit, key, nil)
+	of, err := s.inFlight(limit, key)
 	if err != nil {
 		return err
 	}
@@ -307,7 +280,7 @@ func (p Permits) prune(ctx context.Context, limits []ratelimit.InFlight, each fu
 		return 0, err
 	}
 	for _, l := range limits {
-		if _, err := s.inFlight(l, "", nil); err != nil {
+		if _, err := s.inFlight(l, ""); err != nil {
 			return 0, err
 		}
 	}
@@ -320,35 +293,29 @@ func (p Permits) prune(ctx context.Context, limits []ratelimit.InFlight, each fu
 	return rows, nil
 }
 
-// asked is the key of a request's first limit, once all of it has been looked at and noted.
-func (s *Store) asked(request *ratelimit.PermitRequest, rates []ratelimit.Request) (decide.Key, error) {
-	of, err := s.inFlight(request.Limit, request.Key, rates)
-	if err != nil || request.N == 1 && len(request.More) == 0 {
-		return of, err
+// asked returns the parts of a request, once all of it has been looked at and noted.
+func (s *Store) asked(request *ratelimit.PermitRequest, rates []ratelimit.Request) ([]ratelimit.PermitRequest, error) {
+	if err := s.usable(); err != nil {
+		return nil, err
 	}
-	if err := request.Validate(); err != nil {
-		return of, err
+	if err := s.known.Definitions.NotePermits(request); err != nil {
+		return nil, err
 	}
-	for _, r := range request.More {
-		if err := s.known.Definitions.NoteInFlight(r.Limit.Name); err != nil {
-			return of, err
+	if len(rates) > 0 {
+		if _, err := s.known.Definitions.Call(decide.All, false, nil, rates); err != nil {
+			return nil, err
 		}
 	}
-	return of, nil
+	return request.Parts(), nil
 }
 
 // inFlight is the key of a limit's permits, once it has been looked at and noted.
-func (s *Store) inFlight(limit ratelimit.InFlight, key string, rates []ratelimit.Request) (decide.Key, error) {
+func (s *Store) inFlight(limit ratelimit.InFlight, key string) (decide.Key, error) {
 	if err := s.usable(); err != nil {
 		return decide.Key{}, err
 	}
 	if err := limit.ValidateKey(key); err != nil {
 		return decide.Key{}, err
-	}
-	if len(rates) > 0 {
-		if _, err := s.known.Call(decide.All, false, rates); err != nil {
-			return decide.Key{}, err
-		}
 	}
 	return decide.Key{Name: limit.Name, Key: key}, s.known.Definitions.NoteInFlight(limit.Name)
 }

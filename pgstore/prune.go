@@ -6,6 +6,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/edit"
 )
 
 // Prune deletes the rows of the given limits that mean the same as no row, and returns their number.
@@ -29,28 +30,25 @@ func (s *Store) Prune(ctx context.Context, limits ...ratelimit.Limit) (deleted i
 // key only. A catalog's Prune names all that it knows. Those that this Store has seen
 // ([ratelimit.Request.Overridden]) need not be named.
 func (s *Store) PruneOverridden(ctx context.Context, overrides []ratelimit.Request, limits ...ratelimit.Limit) (deleted int64, err error) {
-	if err := s.usable(); err != nil {
-		return 0, err
-	}
-	return s.prune(ctx, overrides, limits, s.editor.Prune)
+	return s.prune(ctx, overrides, limits, (*edit.Editor).Prune)
 }
 
 // Prunable returns how many rows PruneOverridden would delete at this moment, and deletes none.
 func (s *Store) Prunable(ctx context.Context, overrides []ratelimit.Request, limits ...ratelimit.Limit) (rows int64, err error) {
-	if err := s.usable(); err != nil {
-		return 0, err
-	}
-	return s.prune(ctx, overrides, limits, s.editor.Prunable)
+	return s.prune(ctx, overrides, limits, (*edit.Editor).Prunable)
 }
 
 // prune prunes each name, or counts what that would delete.
-func (s *Store) prune(ctx context.Context, overrides []ratelimit.Request, limits []ratelimit.Limit, each func(context.Context, string, decide.Overrides) (int64, error)) (rows int64, err error) {
+func (s *Store) prune(ctx context.Context, overrides []ratelimit.Request, limits []ratelimit.Limit, each func(*edit.Editor, context.Context, string, decide.Overrides) (int64, error)) (rows int64, err error) {
+	if err := s.usable(); err != nil {
+		return 0, err
+	}
 	names, err := s.known.Definitions.NoteAll(overrides, limits)
 	if err != nil {
 		return 0, err
 	}
 	for name, of := range names {
-		n, err := each(ctx, name, of)
+		n, err := each(s.editor, ctx, name, of)
 		rows += n
 		if err != nil {
 			return rows, err

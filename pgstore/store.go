@@ -330,6 +330,9 @@ func (s *Store) decide(ctx context.Context, verb decide.Verb, reserve bool, requ
 	if err := s.usable(); err != nil {
 		return ratelimit.Result{}, err
 	}
+	if s.observer == nil {
+		return s.decideWatched(ctx, nil, verb, reserve, requests)
+	}
 	var w watch.Watch // whose time begins when it is not answered from memory
 	w.BeginLater(s.observer, ctx, verb.Observed(reserve), ratelimit.FormOwn, requests)
 	result, err := s.decideWatched(ctx, &w, verb, reserve, requests)
@@ -338,7 +341,13 @@ func (s *Store) decide(ctx context.Context, verb decide.Verb, reserve bool, requ
 }
 
 func (s *Store) decideWatched(ctx context.Context, w *watch.Watch, verb decide.Verb, reserve bool, requests []ratelimit.Request) (result ratelimit.Result, err error) {
-	if decide.Moded(requests) {
+	var p *engine.Pending
+	plain := false
+	if s.memory == nil {
+		p = engine.NewPending()
+		p.Call, plain = s.known.Definitions.Plain(verb, reserve, p.One[:0], requests)
+	}
+	if !plain && decide.Moded(requests) {
 		if err := ctx.Err(); err != nil {
 			return ratelimit.Result{}, err
 		}
@@ -349,10 +358,13 @@ func (s *Store) decideWatched(ctx context.Context, w *watch.Watch, verb decide.V
 	if s.memory != nil && verb == decide.All {
 		return s.memory.Decide(ctx, w, reserve, requests)
 	}
-	p := engine.NewPending()
-	p.Check = verb == decide.Look
-	if p.Call, err = verb.Call(&s.known.Definitions, p.One[:0], reserve, requests); err != nil {
-		return ratelimit.Result{}, err
+	if p == nil {
+		p = &engine.Pending{}
+	}
+	if p.Check = verb == decide.Look; !plain {
+		if p.Call, err = s.known.Definitions.Call(verb, reserve, p.One[:0], requests); err != nil {
+			return ratelimit.Result{}, err
+		}
 	}
 	if result, err = s.engine.Decide(ctx, w, p); err == nil && s.memory == nil {
 		p.Free()
@@ -386,10 +398,15 @@ func (s *Store) runWatched(ctx context.Context, reserve bool, requests []ratelim
 	if err := s.usable(); err != nil {
 		return ratelimit.Result{}, err
 	}
-	requests = decide.Resolved(s.config.Catalog, requests)
-	w := s.watch(ctx, decide.All.Observed(reserve), ratelimit.FormRunner, requests...)
+	if s.config.Catalog != nil {
+		requests = decide.Resolved(s.config.Catalog, requests)
+	}
+	var w watch.Watch
 	observed := &result
-	defer func() { w.Report(observed, err) }() // also when the function panics
+	if s.observer != nil {
+		w = s.observer.Begin(ctx, decide.All.Observed(reserve), ratelimit.FormRunner, requests)
+		defer func() { w.Report(observed, err) }() // also when the function panics
+	}
 	if noFunc {
 		return ratelimit.Result{}, errNilFunc
 	}

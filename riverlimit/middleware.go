@@ -36,12 +36,11 @@ type MiddlewareConfig struct {
 	// [ByKind] and [ByQueue] for simple ones.
 	Limits func(job *rivertype.JobRow) []ratelimit.Request
 
-	// InFlight says which limits of how many at once a job is under, for which keys, and how many
-	// permits it weighs, over all workers; a limit without a name means none. The job waits for its permits before
-	// it reserves anything, first come, first served in each process, for MaxWait; then it is
-	// snoozed, for MaxWait on average. It holds them until it has ended, in whichever way,
-	// and its context ends with [ratelimit.ErrLeaseLost] as its cause if they are lost. See
-	// [PermitOf]. The default is none.
+	// InFlight returns the limits of how many at once that a job is under, with its key and weight
+	// in each. A limit without a name means none. A job takes its permits before its tokens, and
+	// holds them until it ends, in whichever way. If they are lost, its context ends with
+	// [ratelimit.ErrLeaseLost] as its cause. A job without permits is parked in the line of its key,
+	// whose table the set "river" of migrations creates. See [PermitOf]. The default is none.
 	InFlight func(job *rivertype.JobRow) ratelimit.PermitRequest
 
 	// Catalog chooses the limit of a key, such as an override in a database, in place of those

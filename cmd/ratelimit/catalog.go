@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/ratelimit"
@@ -37,27 +38,20 @@ func catalogCommand(o *options) *cobra.Command {
 // onCatalog runs do with the catalog in the database, which has been read.
 func (o *options) onCatalog(cmd *cobra.Command, do func(d *inspect.Inspector) error) error {
 	o.sayWho(cmd)
-	pool, err := connect(cmd.Context(), o.databaseURL)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	store, err := o.store(cmd.Context(), pool)
-	if err != nil {
-		return err
-	}
-	c, err := catalog.New(pool, &catalog.Config{Schema: o.schema, Store: store, Logger: silent})
-	if err != nil {
-		return err
-	}
-	if err := c.Refresh(cmd.Context()); err != nil {
-		return err
-	}
-	err = do(&inspect.Inspector{Pool: pool, Schema: o.schema, Store: store, Catalog: c})
-	if errors.Is(err, catalog.ErrUnknown) {
-		return badInput{err}
-	}
-	return asBad(err)
+	return o.onPool(cmd, func(pool *pgxpool.Pool) error {
+		store, err := o.store(cmd.Context(), pool)
+		if err != nil {
+			return err
+		}
+		c, err := catalog.New(pool, &catalog.Config{Schema: o.schema, Store: store, Logger: silent})
+		if err == nil {
+			err = c.Refresh(cmd.Context())
+		}
+		if err != nil {
+			return err
+		}
+		return do(&inspect.Inspector{Pool: pool, Schema: o.schema, Store: store, Catalog: c})
+	})
 }
 
 func catalogLs(o *options) *cobra.Command {

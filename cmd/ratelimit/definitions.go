@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/internal/scenario"
 )
 
 // A definitionsFile is definitions and overrides, as catalog export prints them: JSON values
@@ -68,7 +69,7 @@ func parseDefinitions(name string, text []byte) (*definitionsFile, error) {
 			return nil, bad("%s: the array does not end", name)
 		}
 		line := 1 + bytes.Count(text[:at], []byte("\n"))
-		fault := func(err error) error { return badInput{fmt.Errorf("%s:%d: %w", name, line, plain(err))} }
+		fault := func(err error) error { return badInput{fmt.Errorf("%s:%d: %w", name, line, scenario.Plain(err))} }
 		if !open && text[at] == '[' || open && text[at] == ']' {
 			if _, err := d.Token(); err != nil {
 				return nil, fault(err)
@@ -115,7 +116,7 @@ func parseEntry(raw json.RawMessage) (fileEntry, error) {
 	}
 	if of, ok := wrapped["override"]; ok && len(wrapped) == 1 {
 		var o overrideJSON
-		if err := decode(of, &o, true); err != nil {
+		if err := scenario.Decode(of, &o, true); err != nil {
 			return fileEntry{}, err
 		}
 		entry, err := o.entry()
@@ -123,7 +124,7 @@ func parseEntry(raw json.RawMessage) (fileEntry, error) {
 	}
 	if of, ok := wrapped["inFlight"]; ok && len(wrapped) == 1 {
 		var l inFlightJSON
-		if err := decode(of, &l, true); err != nil {
+		if err := scenario.Decode(of, &l, true); err != nil {
 			return fileEntry{}, err
 		}
 		limit := ratelimit.InFlight{Name: l.Name, Limit: l.Limit, Lease: time.Duration(l.Lease)}
@@ -199,25 +200,25 @@ func (f *definitionsFile) publish(ctx context.Context, c editor) error {
 
 // overrideJSON is an override as a file has it.
 type overrideJSON struct {
-	Name        string         `json:"name"`
-	Key         *string        `json:"key,omitempty"` // left out for all keys
-	Rate        float64        `json:"rate,omitempty"`
-	Period      duration       `json:"period,omitzero"`
-	Capacity    amount         `json:"capacity,omitzero"`
-	MaxReserved amount         `json:"maxReserved,omitzero"`
-	Slots       int            `json:"slots,omitempty"`
-	AtOnce      int            `json:"atOnce,omitempty"`
-	Lease       duration       `json:"lease,omitzero"`
-	Mode        ratelimit.Mode `json:"mode,omitempty"`
-	Until       time.Time      `json:"until,omitzero"`
-	Off         bool           `json:"off,omitempty"`
-	Note        string         `json:"note,omitempty"`
+	Name        string            `json:"name"`
+	Key         *string           `json:"key,omitempty"` // left out for all keys
+	Rate        float64           `json:"rate,omitempty"`
+	Period      scenario.Duration `json:"period,omitzero"`
+	Capacity    amount            `json:"capacity,omitzero"`
+	MaxReserved amount            `json:"maxReserved,omitzero"`
+	Slots       int               `json:"slots,omitempty"`
+	AtOnce      int               `json:"atOnce,omitempty"`
+	Lease       scenario.Duration `json:"lease,omitzero"`
+	Mode        ratelimit.Mode    `json:"mode,omitempty"`
+	Until       time.Time         `json:"until,omitzero"`
+	Off         bool              `json:"off,omitempty"`
+	Note        string            `json:"note,omitempty"`
 }
 
 func overrideOf(e *catalog.Entry) overrideJSON {
 	o := overrideJSON{
-		Name: e.Name, Rate: e.Rate, Period: duration(e.Period), Capacity: amount(e.Capacity), MaxReserved: amount(e.MaxReserved),
-		Slots: e.Slots, AtOnce: e.AtOnce, Lease: duration(e.Lease), Mode: e.Mode, Until: e.Until, Off: e.Switch == catalog.Off, Note: e.Note,
+		Name: e.Name, Rate: e.Rate, Period: scenario.Duration(e.Period), Capacity: amount(e.Capacity), MaxReserved: amount(e.MaxReserved),
+		Slots: e.Slots, AtOnce: e.AtOnce, Lease: scenario.Duration(e.Lease), Mode: e.Mode, Until: e.Until, Off: e.Switch == catalog.Off, Note: e.Note,
 	}
 	if e.Key != catalog.AllKeys {
 		o.Key = &e.Key
@@ -247,13 +248,13 @@ func (o *overrideJSON) entry() (*catalog.Entry, error) {
 
 // inFlightJSON is a limit of how many at once as a file has it.
 type inFlightJSON struct {
-	Name  string   `json:"name"`
-	Limit int      `json:"limit"`
-	Lease duration `json:"lease,omitzero"`
+	Name  string            `json:"name"`
+	Limit int               `json:"limit"`
+	Lease scenario.Duration `json:"lease,omitzero"`
 }
 
 func inFlightJSONOf(l ratelimit.InFlight) inFlightJSON {
-	return inFlightJSON{l.Name, l.Limit, duration(l.LeaseOrDefault())}
+	return inFlightJSON{l.Name, l.Limit, scenario.Duration(l.LeaseOrDefault())}
 }
 
 // amount is a capacity or a bound on debt, as a limit's field has it; in JSON and in flags a

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -16,6 +15,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/ratelimit"
@@ -25,10 +25,6 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/visible"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
-
-func isInvalid(err error) bool {
-	return errors.Is(err, ratelimit.ErrInvalid) || errors.Is(err, ratelimit.ErrExceedsCapacity)
-}
 
 // An edit is a verb that changes keys of a limit.
 type edit struct {
@@ -46,22 +42,19 @@ func (o *options) edit(cmd *cobra.Command, name string, keys []string, do func(c
 	if e.keys, err = o.keysOf(cmd, keys); err != nil {
 		return err
 	}
-	d, err := o.desk(cmd.Context())
-	if err != nil {
-		return err
-	}
-	defer d.Pool.Close()
-	e.desk = d
-	if e.limit, err = limitOf(d, name); err != nil {
-		return err
-	}
-	for _, key := range e.keys { // all of them before the first is changed
-		if err := e.of(key).Validate(); err != nil {
-			return badInput{err}
+	return o.onDesk(cmd, func(d *inspect.Inspector) (err error) {
+		e.desk = d
+		if e.limit, err = limitOf(d, name); err != nil {
+			return err
 		}
-	}
-	o.note(cmd, d, name, e.keys...)
-	return asBad(do(cmd.Context(), e))
+		for _, key := range e.keys { // all of them before the first is changed
+			if err := e.of(key).Validate(); err != nil {
+				return err
+			}
+		}
+		o.note(cmd, d, name, e.keys...)
+		return do(cmd.Context(), e)
+	})
 }
 
 // keysOf reads keys as they were given, each once; "-" is those of standard input.
@@ -245,103 +238,110 @@ func (e *edit) confirmedFor(ctx context.Context, verb string) (bool, error) {
 const fromInput = ` In place of keys, - reads them from standard input, one a line as ls prints
 them; with --yes, since nobody can answer then.`
 
+// onKeys makes a command that changes keys of a limit. The edit is read from the last argument, or, if
+// the keys are the last, from "".
+func (o *options) onKeys(c *cobra.Command, last bool, read func(argument string) (func(ctx context.Context, e *edit) error, error)) *cobra.Command {
+	c.GroupID, c.Long, c.Args = operating, c.Long+fromInput, cobra.MinimumNArgs(2)
+	if last {
+		c.Args = cobra.MinimumNArgs(3)
+	}
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		keys, argument := args[1:], ""
+		if last {
+			keys, argument = args[1:len(args)-1], args[len(args)-1]
+		}
+		do, err := read(argument)
+		if err != nil {
+			return err
+		}
+		return o.edit(cmd, args[0], keys, do)
+	}
+	return o.losing(o.onLimits(c))
+}
+
+// alone reads an edit without an argument, of each key by itself. It asks by a verb, and tells what is
+// done.
+func alone(verb, done string, change func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) error) func(string) (func(context.Context, *edit) error, error) {
+	return func(string) (func(context.Context, *edit) error, error) {
+		return func(ctx context.Context, e *edit) error {
+			if ok, err := e.confirmedFor(ctx, verb); !ok {
+				return err
+			}
+			return e.eachAlone(ctx, done, func(r ratelimit.Request) error { return change(ctx, e.desk.Store, r) })
+		}, nil
+	}
+}
+
 func resetCommand(o *options) *cobra.Command {
-	return o.losing(o.onLimits(&cobra.Command{
+	return o.onKeys(&cobra.Command{
 		Use:     "reset LIMIT KEY...",
 		Short:   "Forget what keys have used, so that they are full",
-		Long:    "Forget what keys of a limit have used: they are full again, and their debt and pause are gone." + fromInput,
+		Long:    "Forget what keys of a limit have used: they are full again, and their debt and pause are gone.",
 		Example: "  ratelimit reset failed_logins alice --yes\n  ratelimit reset failed_logins - --yes",
-		GroupID: operating,
-		Args:    cobra.MinimumNArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return o.edit(cmd, args[0], args[1:], func(ctx context.Context, e *edit) error {
-				if ok, err := e.confirmedFor(ctx, "reset"); !ok {
-					return err
-				}
-				return e.eachAlone(ctx, "reset", func(r ratelimit.Request) error { return e.desk.Store.Reset(ctx, r.Limit, r.Key) })
-			})
-		},
+	}, false, alone("reset", "reset", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) error {
+		return s.Reset(ctx, r.Limit, r.Key)
 	}))
 }
 
 func creditCommand(o *options) *cobra.Command {
-	return o.losing(o.onLimits(&cobra.Command{
+	return o.onKeys(&cobra.Command{
 		Use:     "credit LIMIT KEY... COUNT",
 		Short:   "Give tokens back to keys",
-		Long:    "Give tokens back to each of the keys of a limit, no more than fit below its capacity." + fromInput,
+		Long:    "Give tokens back to each of the keys of a limit, no more than fit below its capacity.",
 		Example: `  ratelimit credit llm_tokens 'org 7' 5000 --yes`,
-		GroupID: operating,
-		Args:    cobra.MinimumNArgs(3),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			last := len(args) - 1
-			count, err := countOf(args[last])
-			if err != nil {
+	}, true, func(argument string) (func(context.Context, *edit) error, error) {
+		count, err := countOf(argument)
+		return func(ctx context.Context, e *edit) error {
+			for _, key := range e.keys {
+				if err := e.desk.Catalog.ForN(e.limit, key, count).Validate(); err != nil {
+					return err
+				}
+			}
+			if ok, err := e.confirmedFor(ctx, "give "+visible.Amount(count)+" to"); !ok {
 				return err
 			}
-			return o.edit(cmd, args[0], args[1:last], func(ctx context.Context, e *edit) error {
-				for _, key := range e.keys {
-					if err := e.desk.Catalog.ForN(e.limit, key, count).Validate(); err != nil {
-						return err
-					}
-				}
-				if ok, err := e.confirmedFor(ctx, "give "+visible.Amount(count)+" to"); !ok {
-					return err
-				}
-				return e.eachAlone(ctx, "credited", func(r ratelimit.Request) error {
-					r.Count = count
-					_, err := e.desk.Store.Credit(ctx, r)
-					return err
-				})
+			return e.eachAlone(ctx, "credited", func(r ratelimit.Request) error {
+				r.Count = count
+				_, err := e.desk.Store.Credit(ctx, r)
+				return err
 			})
-		},
-	}))
+		}, err
+	})
 }
 
 func pauseCommand(o *options) *cobra.Command {
-	return o.losing(o.onLimits(&cobra.Command{
+	return o.onKeys(&cobra.Command{
 		Use:   "pause LIMIT KEY... DURATION",
 		Short: "Let nothing be allowed for some time",
 		Long: `Let nothing be allowed to keys of a limit, and nothing come in, for a duration such as 30s
 or 2h. What is there is gone. The later of two pauses holds. The key of a limit that is not
-divided by keys is ''.` + fromInput,
+divided by keys is ''.`,
 		Example: `  ratelimit pause call_partner '' 30s --yes`,
-		GroupID: operating,
-		Args:    cobra.MinimumNArgs(3),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			last := len(args) - 1
-			lasts, err := time.ParseDuration(args[last])
-			if err != nil {
-				return bad("%w: want a duration such as 30s", err)
+	}, true, func(argument string) (func(context.Context, *edit) error, error) {
+		lasts, err := time.ParseDuration(argument)
+		if err != nil {
+			return nil, bad("%w: want a duration such as 30s", err)
+		}
+		return func(ctx context.Context, e *edit) error {
+			if ok, err := e.confirmedFor(ctx, fmt.Sprintf("pause for %s", lasts)); !ok {
+				return err
 			}
-			return o.edit(cmd, args[0], args[1:last], func(ctx context.Context, e *edit) error {
-				if ok, err := e.confirmedFor(ctx, fmt.Sprintf("pause for %s", lasts)); !ok {
-					return err
-				}
-				return e.each(ctx, "paused", func(r []ratelimit.Request) []error {
-					_, err := e.desk.Store.PauseEach(ctx, r, lasts)
-					return slices.Repeat([]error{err}, len(r)) // all or none
-				})
+			return e.each(ctx, "paused", func(r []ratelimit.Request) []error {
+				_, err := e.desk.Store.PauseEach(ctx, r, lasts)
+				return slices.Repeat([]error{err}, len(r)) // all or none
 			})
-		},
-	}))
+		}, nil
+	})
 }
 
 func resumeCommand(o *options) *cobra.Command {
-	return o.losing(o.onLimits(&cobra.Command{
+	return o.onKeys(&cobra.Command{
 		Use:     "resume LIMIT KEY...",
 		Short:   "End a pause before its time",
-		Long:    "End the pauses of keys of a limit before their time." + fromInput,
+		Long:    "End the pauses of keys of a limit before their time.",
 		Example: `  ratelimit resume call_partner '' --yes`,
-		GroupID: operating,
-		Args:    cobra.MinimumNArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return o.edit(cmd, args[0], args[1:], func(ctx context.Context, e *edit) error {
-				if ok, err := e.confirmedFor(ctx, "end the pause of"); !ok {
-					return err
-				}
-				return e.eachAlone(ctx, "resumed", func(r ratelimit.Request) error { return e.desk.Store.Resume(ctx, r.Limit, r.Key) })
-			})
-		},
+	}, false, alone("end the pause of", "resumed", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) error {
+		return s.Resume(ctx, r.Limit, r.Key)
 	}))
 }
 
@@ -364,15 +364,12 @@ When definitions are from a file, it must have all plans of a limit, as override
 			if history < 0 {
 				return bad("--history-age %s: must not be negative", history)
 			}
-			d, err := o.desk(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer d.Pool.Close()
-			if cmd.Flags().Changed("history-age") { // 0s is all changes but the newest
-				return o.prune(cmd, d, &history)
-			}
-			return o.prune(cmd, d, nil)
+			return o.onDesk(cmd, func(d *inspect.Inspector) error {
+				if cmd.Flags().Changed("history-age") { // 0s is all changes but the newest
+					return o.prune(cmd, d, &history)
+				}
+				return o.prune(cmd, d, nil)
+			})
 		},
 	}
 	c.Flags().DurationVar(&history, "history-age", 0, "delete changes of the catalog that are older, too, but not the newest one")
@@ -400,18 +397,14 @@ func (o *options) prune(cmd *cobra.Command, d *inspect.Inspector, history *time.
 			return err
 		}
 	}
-	p := o.printer(cmd)
-	if p.json {
-		return p.object(struct {
-			Rows    int64 `json:"rows"`
-			Changes int64 `json:"changes"`
-		}{deleted, changes})
-	}
-	p.say("deleted %s", plural(int(deleted), "row"))
+	text := "deleted " + plural(int(deleted), "row")
 	if history != nil {
-		p.say("deleted %s of the history", plural(int(changes), "change"))
+		text += fmt.Sprintf("\ndeleted %s of the history", plural(int(changes), "change"))
 	}
-	return nil
+	return o.printer(cmd).tell(struct {
+		Rows    int64 `json:"rows"`
+		Changes int64 `json:"changes"`
+	}{deleted, changes}, "%s", text)
 }
 
 // A counting counts what a store would prune.
@@ -620,13 +613,8 @@ it is a reset of all its keys.`,
 			if fromCatalog && o.definitions != "" {
 				return bad("--catalog is for the catalog in the database, and --definitions names a file")
 			}
-			d, err := o.desk(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer d.Pool.Close()
 			o.sayWho(cmd)
-			return o.forget(cmd, d, args[0], fromCatalog)
+			return o.onDesk(cmd, func(d *inspect.Inspector) error { return o.forget(cmd, d, args[0], fromCatalog) })
 		},
 	}
 	c.Flags().BoolVar(&fromCatalog, "catalog", false, "forget its definition and its overrides, too")
@@ -666,18 +654,14 @@ func (o *options) forget(cmd *cobra.Command, d *inspect.Inspector, name string, 
 			return err
 		}
 	}
-	p := o.printer(cmd)
-	if p.json {
-		return p.object(struct {
-			Rows        int64 `json:"rows"`
-			Definitions int64 `json:"definitions"`
-		}{rows, definitions})
-	}
-	p.say("deleted %s", plural(int(rows), "row"))
+	text := "deleted " + plural(int(rows), "row")
 	if fromCatalog {
-		p.say("deleted %s of the catalog", plural(int(definitions), "row"))
+		text += fmt.Sprintf("\ndeleted %s of the catalog", plural(int(definitions), "row"))
 	}
-	return nil
+	return o.printer(cmd).tell(struct {
+		Rows        int64 `json:"rows"`
+		Definitions int64 `json:"definitions"`
+	}{rows, definitions}, "%s", text)
 }
 
 func eraseCommand(o *options) *cobra.Command {
@@ -695,12 +679,9 @@ what is made of several parts or of a hash, name each key: see "ratelimit key".`
 			if err != nil {
 				return err
 			}
-			pool, err := connect(cmd.Context(), o.databaseURL)
-			if err != nil {
-				return err
-			}
-			defer pool.Close()
-			return asBad(intx.Do(cmd.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return o.erase(cmd, tx, keys) }))
+			return o.onPool(cmd, func(pool *pgxpool.Pool) error {
+				return intx.Do(cmd.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return o.erase(cmd, tx, keys) })
+			})
 		},
 	}))
 }
@@ -721,10 +702,5 @@ func (o *options) erase(cmd *cobra.Command, tx pgx.Tx, keys []string) error {
 	if err != nil {
 		return err
 	}
-	p := o.printer(cmd)
-	if p.json {
-		return p.object(erased)
-	}
-	p.say("erased %s", erased)
-	return nil
+	return o.printer(cmd).tell(erased, "erased %s", erased)
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/scenario"
 )
 
 // Whatever a scenario file has in it, it is replayed or is an error that names the file.
@@ -31,14 +32,14 @@ func FuzzScenario(f *testing.F) {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		s, err := parseScenario("a file", text)
+		s, err := scenario.Parse("a file", text)
 		if err != nil && !strings.Contains(err.Error(), "a file") {
 			t.Errorf("got %q, which does not name the file", err)
 		}
 		if err != nil {
 			return
 		}
-		if _, err := replayAll(t.Context(), memory{}, []scenario{s}, io.Discard, true); err != nil && !strings.Contains(err.Error(), "a file:") {
+		if _, err := replayAll(t.Context(), memory{}, []scenario.Scenario{s}, io.Discard, true); err != nil && !strings.Contains(err.Error(), "a file:") {
 			t.Errorf("got %q, which does not name the line", err)
 		}
 	})
@@ -80,14 +81,14 @@ func FuzzCalls(f *testing.F) {
 				return
 			}
 		}
-		s, err := parseScenario("a file", text.Bytes())
+		s, err := scenario.Parse("a file", text.Bytes())
 		if err != nil {
 			if !strings.Contains(err.Error(), "a file:") {
 				t.Errorf("got %q, which does not name the line", err)
 			}
 			return
 		}
-		if _, err := replayAll(t.Context(), memory{}, []scenario{s}, io.Discard, false); err != nil {
+		if _, err := replayAll(t.Context(), memory{}, []scenario.Scenario{s}, io.Discard, false); err != nil {
 			t.Errorf("%s\n%v", text.Bytes(), err)
 		}
 	})

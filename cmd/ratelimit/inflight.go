@@ -60,20 +60,17 @@ func inflightLs(o *options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			d, err := o.desk(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer d.Pool.Close()
-			if err := notARate(d, args[0]); err != nil {
-				return err
-			}
-			if keys == nil {
-				if keys, err = d.PermitKeys(cmd.Context(), args[0], page); err != nil {
+			return o.onDesk(cmd, func(d *inspect.Inspector) error {
+				if err := notARate(d, args[0]); err != nil {
 					return err
 				}
-			}
-			return asBad(listPermits(cmd, o.printer(cmd), d, args[0], keys))
+				if keys == nil {
+					if keys, err = d.PermitKeys(cmd.Context(), args[0], page); err != nil {
+						return err
+					}
+				}
+				return listPermits(cmd, o.printer(cmd), d, args[0], keys)
+			})
 		},
 	}
 	f.addTo(c)
@@ -132,12 +129,11 @@ holder finds it lost when it renews or releases it, and may be at work still.`,
 				return badInput{err}
 			}
 			return o.onPermits(cmd, args[0], fmt.Sprintf("release permit %d of key %s of %s", number, visible.Short(key, keyWidth), visible.Text(args[0])), func(d *inspect.Inspector) error {
-				if err := d.Store.Permits().Release(cmd.Context(), permit); errors.Is(err, ratelimit.ErrLeaseLost) {
+				err := d.Store.Permits().Release(cmd.Context(), permit)
+				if errors.Is(err, ratelimit.ErrLeaseLost) {
 					return errors.New("the permit is not held any more by that fence: nothing was done")
-				} else if err != nil {
-					return err
 				}
-				return nil
+				return err
 			})
 		},
 	}))
@@ -168,26 +164,16 @@ be at work still.`,
 
 // onPermits does what frees permits, once it is confirmed.
 func (o *options) onPermits(cmd *cobra.Command, name, what string, do func(*inspect.Inspector) error) error {
-	d, err := o.desk(cmd.Context())
-	if err != nil {
-		return err
-	}
-	defer d.Pool.Close()
-	if err := notARate(d, name); err != nil {
-		return err
-	}
-	if ok, err := o.confirmed(cmd, what); !ok {
-		return err
-	}
-	if err := do(d); err != nil {
-		return err
-	}
-	p := o.printer(cmd)
-	if p.json {
-		return p.object(struct {
-			Done bool `json:"done"`
-		}{true})
-	}
-	p.say("done")
-	return nil
+	return o.onDesk(cmd, func(d *inspect.Inspector) error {
+		if err := notARate(d, name); err != nil {
+			return err
+		}
+		if ok, err := o.confirmed(cmd, what); !ok {
+			return err
+		}
+		if err := do(d); err != nil {
+			return err
+		}
+		return o.printer(cmd).tell(map[string]bool{"done": true}, "done")
+	})
 }

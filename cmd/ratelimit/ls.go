@@ -32,19 +32,16 @@ A key that is not in the list is full.`,
 			if err != nil {
 				return err
 			}
-			d, err := o.desk(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer d.Pool.Close()
-			if len(args) == 0 {
-				return listLimits(cmd, o.printer(cmd), d)
-			}
-			limit, err := limitOf(d, args[0])
-			if err != nil {
-				return err
-			}
-			return listKeys(cmd, o.printer(cmd), d, limit, page, short)
+			return o.onDesk(cmd, func(d *inspect.Inspector) error {
+				if len(args) == 0 {
+					return listLimits(cmd, o.printer(cmd), d)
+				}
+				limit, err := limitOf(d, args[0])
+				if err != nil {
+					return err
+				}
+				return listKeys(cmd, o.printer(cmd), d, limit, page, short)
+			})
 		},
 	}
 	f.addTo(c)

@@ -114,7 +114,7 @@ func (o *options) confirmed(cmd *cobra.Command, what string) (bool, error) {
 // silent discards the catalog's logs: the command prints its errors itself.
 var silent = slog.New(slog.DiscardHandler)
 
-// desk opens the database and reads the definitions. The caller closes it.
+// desk opens the database and reads the definitions.
 func (o *options) desk(ctx context.Context) (*inspect.Inspector, error) {
 	var fromFile *catalog.Catalog
 	if o.definitions != "" {
@@ -139,6 +139,26 @@ func (o *options) desk(ctx context.Context) (*inspect.Inspector, error) {
 		return nil, err
 	}
 	return d, nil
+}
+
+// onDesk runs do with the database and its definitions.
+func (o *options) onDesk(cmd *cobra.Command, do func(d *inspect.Inspector) error) error {
+	d, err := o.desk(cmd.Context())
+	if err != nil {
+		return err
+	}
+	defer d.Pool.Close()
+	return asBad(do(d))
+}
+
+// onPool runs do with connections to the database.
+func (o *options) onPool(cmd *cobra.Command, do func(pool *pgxpool.Pool) error) error {
+	pool, err := connect(cmd.Context(), o.databaseURL)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	return asBad(do(pool))
 }
 
 // store returns a Store on the database, with the statements that the table needs.

@@ -147,6 +147,15 @@ func (p *printer) say(format string, args ...any) {
 	}
 }
 
+// tell writes a value as JSON, or a line for people.
+func (p *printer) tell(v any, format string, args ...any) error {
+	if p.json {
+		return p.object(v)
+	}
+	p.say(format, args...)
+	return nil
+}
+
 // number is a number in JSON, which has no word for infinity: null.
 func number(v float64) *float64 {
 	if math.IsInf(v, 0) {

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/scenario"
 )
 
 const replayLong = `Replay what was, on a clock of its own, and say what limits would have answered. What
@@ -148,8 +149,8 @@ func replay(cmd *cobra.Command, stdin io.Reader, flags replayFlags) error {
 	return nil
 }
 
-func readScenarios(stdin io.Reader, files []string) ([]scenario, error) {
-	scenarios := make([]scenario, len(files))
+func readScenarios(stdin io.Reader, files []string) ([]scenario.Scenario, error) {
+	scenarios := make([]scenario.Scenario, len(files))
 	for i, file := range files {
 		if file == "-" && slices.Contains(files[:i], "-") {
 			return nil, badInput{errors.New("standard input can be replayed once only")}
@@ -158,8 +159,8 @@ func readScenarios(stdin io.Reader, files []string) ([]scenario, error) {
 		if err != nil {
 			return nil, badInput{err}
 		}
-		if scenarios[i], err = parseScenario(name, text); err != nil {
-			return nil, err
+		if scenarios[i], err = scenario.Parse(name, text); err != nil {
+			return nil, badInput{err}
 		}
 	}
 	return scenarios, nil
@@ -178,7 +179,7 @@ func readFile(stdin io.Reader, file string) (name string, text []byte, err error
 
 // replayAll replays each scenario on an empty store, prints the answers and,
 // when verify is set, returns how many were as wanted.
-func replayAll(ctx context.Context, b backend, scenarios []scenario, out io.Writer, verify bool) (agreed int, err error) {
+func replayAll(ctx context.Context, b backend, scenarios []scenario.Scenario, out io.Writer, verify bool) (agreed int, err error) {
 	buffered := bufio.NewWriter(out)
 	r := runner{answers: json.NewEncoder(buffered), verify: verify}
 	r.answers.SetEscapeHTML(false)
@@ -204,24 +205,48 @@ type runner struct {
 
 func (r *runner) clock() time.Time { return r.now }
 
-func (r *runner) run(ctx context.Context, s ratelimit.Store, sc scenario) error {
-	var taken receipts
-	for _, c := range sc.calls {
-		r.now = c.at
-		got, err := c.ask(ctx, s, &taken)
+func (r *runner) run(ctx context.Context, s ratelimit.Store, sc scenario.Scenario) error {
+	var taken scenario.Receipts
+	for _, c := range sc.Calls {
+		r.now = c.At
+		got, err := c.Ask(ctx, s, &taken)
 		if err != nil {
-			return fmt.Errorf("%s:%d: %s: %w", sc.name, c.line, c.do, err)
+			return fmt.Errorf("%s:%d: %s: %w", sc.Name, c.Line, c.Do, err)
 		}
 		if err := r.answers.Encode(got); err != nil {
 			return fmt.Errorf("print the answer: %w", err)
 		}
-		if !r.verify || c.want == nil {
+		if !r.verify || c.Want == nil {
 			continue
 		}
-		if field := c.want.differs(got); field != "" {
-			return &difference{sc.name, c.line, field, *c.want, got}
+		if field := c.Want.Differs(got); field != "" {
+			return &difference{sc.Name, c.Line, field, *c.Want, got}
 		}
 		r.agreed++
 	}
 	return nil
+}
+
+// difference is an answer that was not the one wanted.
+type difference struct {
+	file  string
+	line  int
+	field string
+	want  scenario.Want
+	got   scenario.Answer
+}
+
+func (d *difference) Error() string {
+	return fmt.Sprintf("%s:%d: %s differs\n\twant %s\n\tgot  %s",
+		d.file, d.line, d.field, compact(d.want), compact(d.got))
+}
+
+// compact is v as JSON. Answers and wants hold nothing that JSON has no words
+// for.
+func compact(v any) string {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/scenario"
 )
 
 // bucket is a definition for scenarios in tests.
@@ -166,8 +167,8 @@ func otherThan(value any) any {
 	case float64:
 		return v + 2e-6
 	case string:
-		if v == wantNever {
-			return wantInvalid
+		if v == scenario.WantNever {
+			return scenario.WantInvalid
 		}
 		return v + "1us" // durations are sums: "6000000us1us"
 	}

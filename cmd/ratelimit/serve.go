@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/ratelimit/console"
+	"github.com/pgratelimit/ratelimit/internal/inspect"
 )
 
 func serveCommand(o *options) *cobra.Command {
@@ -32,14 +33,11 @@ authentication, see the package console.`,
 		GroupID: seeing,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			d, err := o.desk(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer d.Pool.Close()
-			s.config.Pool, s.config.Store, s.config.Catalog, s.config.Schema = d.Pool, d.Store, d.Catalog, d.Schema
-			s.config.Logger = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
-			return s.run(cmd)
+			return o.onDesk(cmd, func(d *inspect.Inspector) error {
+				s.config.Pool, s.config.Store, s.config.Catalog, s.config.Schema = d.Pool, d.Store, d.Catalog, d.Schema
+				s.config.Logger = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+				return s.run(cmd)
+			})
 		},
 	}
 	c.Flags().StringVar(&s.address, "listen", "127.0.0.1:8428", "the address to listen at")
@@ -71,7 +69,7 @@ func (s *server) run(cmd *cobra.Command) error {
 	}
 	page, err := console.New(&s.config)
 	if err != nil {
-		return asBad(err)
+		return err
 	}
 	go s.config.Catalog.Run(ctx) // which completes raises
 	serving := &http.Server{Handler: page, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(s.config.Logger.Handler(), slog.LevelWarn)}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -40,37 +41,38 @@ many at once COUNT is of permits, and it says which are held.`,
 					return err
 				}
 			}
-			d, err := o.desk(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer d.Pool.Close()
-			p := o.printer(cmd)
-			if _, err := d.InFlight(args[0]); err == nil {
-				n := int(count)
-				if float64(n) != count || reserve {
-					return bad("permits are whole, and are not reserved")
-				}
-				return showPermits(cmd.Context(), p, d, args[0], key, n)
-			}
-			if of, ok := d.GateOf(args[0]); ok {
-				return showGate(cmd.Context(), p, d, args[0], of, key)
-			}
-			if _, err := limitOf(d, args[0]); err != nil {
-				return err
-			}
-			story, err := d.Story(cmd.Context(), args[0], key, count, reserve)
-			if err != nil {
-				return asBad(err)
-			}
-			if p.json {
-				return p.object(storyJSONOf(story))
-			}
-			return p.story(story)
+			return o.onDesk(cmd, func(d *inspect.Inspector) error {
+				return show(cmd.Context(), o.printer(cmd), d, args[0], key, count, reserve)
+			})
 		},
 	}
 	c.Flags().BoolVar(&reserve, "reserve", false, "what a reservation would get, which may go into debt")
 	return o.onLimits(c)
+}
+
+// show shows a key of any limit.
+func show(ctx context.Context, p *printer, d *inspect.Inspector, name, key string, count float64, reserve bool) error {
+	if _, err := d.InFlight(name); err == nil {
+		n := int(count)
+		if float64(n) != count || reserve {
+			return bad("permits are whole, and are not reserved")
+		}
+		return showPermits(ctx, p, d, name, key, n)
+	}
+	if of, ok := d.GateOf(name); ok {
+		return showGate(ctx, p, d, name, of, key)
+	}
+	if _, err := limitOf(d, name); err != nil {
+		return err
+	}
+	story, err := d.Story(ctx, name, key, count, reserve)
+	if err != nil {
+		return err
+	}
+	if p.json {
+		return p.object(storyJSONOf(story))
+	}
+	return p.story(story)
 }
 
 // countOf reads a count.
@@ -84,7 +86,7 @@ func countOf(argument string) (float64, error) {
 
 // asBad makes a badInput of an error of what the command was given.
 func asBad(err error) error {
-	if isInvalid(err) {
+	if errors.Is(err, ratelimit.ErrInvalid) || errors.Is(err, ratelimit.ErrExceedsCapacity) || errors.Is(err, catalog.ErrUnknown) {
 		return badInput{err}
 	}
 	return err
@@ -256,7 +258,7 @@ type permitsJSON struct {
 func showPermits(ctx context.Context, p *printer, d *inspect.Inspector, name, key string, n int) error {
 	s, err := d.PermitStory(ctx, name, key, n)
 	if err != nil {
-		return asBad(err)
+		return err
 	}
 	if p.json {
 		out := permitsJSON{

@@ -41,16 +41,13 @@ A count with ~ may be too high: a process counts some hundred keys of a limit.`,
 			if every < 100*time.Millisecond {
 				return bad("--every %s: must be at least 100ms", every)
 			}
-			pool, err := connect(cmd.Context(), o.databaseURL)
-			if err != nil {
-				return err
-			}
-			defer pool.Close()
-			p := o.printer(cmd)
-			if once || !isTerminal(p.out) {
-				return asBad(o.showTop(cmd.Context(), p, pool, query))
-			}
-			return o.live(cmd, p, pool, query, every)
+			return o.onPool(cmd, func(pool *pgxpool.Pool) error {
+				p := o.printer(cmd)
+				if once || !isTerminal(p.out) {
+					return o.showTop(cmd.Context(), p, pool, query)
+				}
+				return o.live(cmd, p, pool, query, every)
+			})
 		},
 	}
 	c.Flags().DurationVar(&query.Since, "since", 5*time.Minute, "how far back to look, up to an hour")
@@ -71,7 +68,7 @@ func (o *options) live(cmd *cobra.Command, p *printer, pool *pgxpool.Pool, query
 		if err := o.showTop(ctx, p, pool, query); ctx.Err() != nil {
 			return nil
 		} else if err != nil {
-			return asBad(err)
+			return err
 		}
 		if !p.json && !p.csv {
 			fmt.Fprintf(terminal, "\x1b[H\x1b[2Jrefused most within %s, at %s\n\n", query.Since, inspect.Instant(time.Now()))

@@ -54,7 +54,7 @@ func run(ctx context.Context, out io.Writer) (err error) {
 			return err
 		}
 	}
-	fmt.Fprintln(out, "\nNext: docs/limits.md, and go run ./examples/signup, login, scheduler, llm, river.")
+	fmt.Fprintln(out, "\nNext: docs/limits.md, and go run ./examples/login, scheduler, river.")
 	return nil
 }
 

@@ -63,7 +63,7 @@ func TestPredict(t *testing.T) {
 				kinds[p.Limit.Kind.String()]++
 			}
 		}
-		s.play(t, file, func(line) bool { return false })
+		s.play(t, file)
 	}
 	for _, kind := range []string{"token bucket", "fixed window", "sliding window"} {
 		if kinds[kind] < 100 {

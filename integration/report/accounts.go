@@ -26,6 +26,7 @@ type account struct {
 	moves  map[[2]string]*move       // of decisions on their own, and of none
 	rolled map[string]int            // other results of transactions that were rolled back
 	states map[int]told              // of processes, as they were last told
+	unlike []string                  // what callers were told, and Config.Observe otherwise
 	begun  time.Time
 }
 
@@ -43,6 +44,9 @@ func (a *account) note(t told) {
 		a.counts[t.Verb] = map[string]int{}
 	}
 	a.counts[t.Verb][t.What]++
+	if t.Unlike != "" {
+		a.unlike = append(a.unlike, t.Unlike)
+	}
 	if t.What == "error" || t.What == "unknown" {
 		a.faults[t.Verb+": "+t.Err]++
 	}

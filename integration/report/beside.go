@@ -112,7 +112,7 @@ func attackBeside(ctx context.Context, l *site, c *chapter) error {
 	if l.minutes > 0 {
 		lasts = time.Duration(l.minutes * float64(time.Minute))
 	}
-	c.say("Three processes take from the same keys; one process is Portable. Each has a store that takes ahead and one that does not. Config.Escrow is 10 ms, 100 ms and 1 s in turn, and the worst of the three is shown. The processes also reserve and cancel, settle for less, credit, pause, resume and reset. Their functions last up to three times Escrow, and sometimes fail. A limit's share is what it granted in a stretch of time, less the tokens that may have gone back in it, divided by what it allows. Lost are tokens of slow limits that, when all stores are closed, were not granted and are not in a row. Then quotas are used to the end; a run that falls short is repeated, at most twice. Last, windows are asked for 0.95 of their rates, and stores are closed beside Wait.")
+	c.say("Three processes take from the same keys; one process is Portable. Each has a store that takes ahead and one that does not. Config.Escrow is 10 ms, 100 ms and 1 s in turn, and the worst of the three is shown. The processes also reserve and cancel, settle for less, credit, pause, resume and reset. Their functions last up to three times Escrow, and sometimes fail. A limit's share is what it granted in a stretch of time, less the tokens that may have gone back in it, divided by what it allows. Lost are tokens of slow limits that, when all stores are closed, were not granted and are not in a row.")
 	b := &besiege{events: map[[2]int][]besideEvent{}, errs: map[string]int{}, verbs: [2]map[string]int{{}, {}}}
 	p, err := l.place(ctx, 2)
 	if err != nil {
@@ -131,10 +131,7 @@ func attackBeside(ctx context.Context, l *site, c *chapter) error {
 			return err
 		}
 	}
-	if err := b.judge(ctx, store, c); err != nil {
-		return err
-	}
-	return errors.Join(l.grantQuotas(ctx, c), l.meetWindows(ctx, c), l.closeBesideWait(ctx, c))
+	return b.judge(ctx, store, c)
 }
 
 // besiege has three processes do it for a while.

@@ -72,7 +72,7 @@ func runChild() error {
 		return err
 	}
 	// Its connections end with the process: to close them is to wait for a silent network.
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: t.Schema, Escrow: t.Escrow, Portable: t.Portable})
+	store, err := pgstore.New(pool, &pgstore.Config{Schema: t.Schema, Escrow: t.Escrow, Portable: t.Portable, Observe: observe})
 	if err != nil {
 		return err
 	}

@@ -54,6 +54,8 @@ func (l *site) compareDemand(ctx context.Context, c *chapter) error {
 // not.
 type met struct{ ahead, plain float64 }
 
+const briefly = 100 * time.Millisecond // Config.Escrow of stores that take ahead
+
 // meetBoth has stores of both kinds meet the same demand. Where those that take ahead fall short
 // it asks again, twice at most, since other work may have held up either kind: tokens that stores
 // hold back are missing each time.

@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -57,13 +57,7 @@ type quarter struct {
 	heap        int // of a process, the largest, as it was last told
 }
 
-func (q *quarter) p99() float64 {
-	if len(q.took) == 0 {
-		return 0
-	}
-	slices.Sort(q.took)
-	return float64(q.took[len(q.took)*99/100].Microseconds()) / 1000
-}
+func (q *quarter) p99() float64 { return float64(lab.P99(q.took).Microseconds()) / 1000 }
 
 func (q *quarter) perRow() float64 { return float64(q.table) / float64(max(q.rows, 1)) }
 

@@ -34,8 +34,6 @@ var sections = []section{
 	{"memory", "Granted from memory", attackMemory},
 	{"beside", "Beside memory", attackBeside},
 	{"permits", "How many at once", attackPermits},
-	{"crossed", "A threshold that is crossed", attackCrossed},
-	{"hook", "What the hook tells", attackHook},
 	{"strangers", "Nobody stalls a stranger", attackStrangers},
 	{"wire", "Faults on the wire", attackWire},
 	{"pooler", "PgBouncer between", attackPooler},
@@ -96,7 +94,6 @@ func run(ctx context.Context) error {
 	flag.StringVar(&o.only, "only", "", "the sections whose names match this regular expression")
 	flag.StringVar(&o.skip, "skip", "^$", "all but the sections whose names match this regular expression")
 	flag.Float64Var(&o.minutes, "minutes", 0, "how long endurance takes, by default 20, with --quick half of one; beside, by default 1, with --quick a tenth; and, without --quick, each verb of snapshot, by default 1")
-	flag.IntVar(&o.pieces, "pieces", 0, "how often permits are taken and released, by default for a minute, with --quick for a tenth")
 	flag.StringVar(&o.bin, "bin", "", "the directory of the server programs; by default the newest found")
 	flag.Parse()
 	only, err := regexp.Compile(o.only)

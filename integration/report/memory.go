@@ -3,20 +3,15 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
-	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/internal/relay"
-	"github.com/pgratelimit/ratelimit/internal/traced"
-	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 // hoarded are the limits that processes take ahead from: of each so much is granted that all
@@ -39,7 +34,7 @@ func attackMemory(ctx context.Context, l *site, c *chapter) error {
 	if l.quick {
 		h.processes = 3
 	}
-	c.say("%d processes with Config.Escrow of %v take from each limit in every form; every third one is Portable. Meanwhile processes are stopped for longer than their leases last, or killed and replaced. Rows are kept locked, statements and answers are late, also all at once, and the whole server is stopped. As above, the report shows the largest share of what a limit allows, over all stretches between two grants. By callers' own clocks it shows the share that was used for certain. How near that comes to 1 depends on speed. Then eight stores take ahead, while one of them is busy, or another each time. A store without Config.Escrow meets the same demand. A measurement that falls short is repeated, at most twice. Last, one process floods a key that has enough.", h.processes, hoardedAt)
+	c.say("%d processes with Config.Escrow of %v take from each limit in every form; every third one is Portable. Meanwhile processes are stopped for longer than their leases last, or killed and replaced. Rows are kept locked, statements and answers are late, also all at once, and the whole server is stopped. As above, the report shows the largest share of what a limit allows, over all stretches between two grants. By callers' own clocks it shows the share that was used for certain. How near that comes to 1 depends on speed. Then eight stores take ahead, while one of them is busy, or another each time. A store without Config.Escrow meets the same demand. A measurement that falls short is repeated, at most twice.", h.processes, hoardedAt)
 	harmed, err := h.run(ctx)
 	if err != nil {
 		return err
@@ -49,7 +44,7 @@ func attackMemory(ctx context.Context, l *site, c *chapter) error {
 	}
 	h.granted.judgeServed(c)
 	c.happened(harmed...)
-	return errors.Join(l.compareDemand(ctx, c), l.countStatements(ctx, c))
+	return l.compareDemand(ctx, c)
 }
 
 // hoarding is processes that prefetch, and the harm done to them.
@@ -172,57 +167,4 @@ func (l *site) suspend(ctx context.Context, lasts time.Duration) error {
 	}
 	time.Sleep(lasts)
 	return resume()
-}
-
-// countStatements floods a key that has enough, and counts what the server is sent for it,
-// when that has found its measure: in the middle one of five stretches.
-func (l *site) countStatements(ctx context.Context, c *chapter) error {
-	schema, err := l.schema(ctx)
-	if err != nil {
-		return err
-	}
-	sent := &traced.Statements{}
-	pool, err := newPool(l.server.URL, 4, func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent })
-	if err != nil {
-		return err
-	}
-	p := place{schema: schema, pool: pool}
-	defer p.close()
-	store, err := p.store(pgstore.Config{Escrow: hoardedAt})
-	if err != nil {
-		return err
-	}
-	limit := ratelimit.TokenBucket{Name: "enough", Rate: 1e9, Period: time.Second, Capacity: 6e10}
-	flood, stop := context.WithCancel(ctx)
-	defer stop()
-	var granted atomic.Int64
-	flooded := make(chan error, 1)
-	go func() {
-		flooded <- lab.Each(8, func(int) error {
-			for flood.Err() == nil {
-				if result, err := store.Allow(ctx, limit.For(arrivalKey)); err != nil || !result.OK {
-					return fmt.Errorf("got %v, %w", result.OK, err)
-				}
-				granted.Add(1)
-			}
-			return nil
-		})
-	}()
-	const lasts = 4 * hoardedAt
-	time.Sleep(lasts)
-	var perSecond [2][]float64
-	for range 5 {
-		decisions, statements := granted.Load(), sent.All()
-		time.Sleep(lasts)
-		perSecond[0] = append(perSecond[0], float64(granted.Load()-decisions)/lasts.Seconds())
-		perSecond[1] = append(perSecond[1], float64(sent.All()-statements)/lasts.Seconds())
-	}
-	stop()
-	err = <-flooded
-	for _, figures := range perSecond {
-		slices.Sort(figures)
-	}
-	c.Tell("a key that has enough, granted in a second", "%.0f", perSecond[0][2])
-	c.AtMost("a key that has enough, statements a second", perSecond[1][2], 4*float64(time.Second)/float64(hoardedAt), "")
-	return err
 }

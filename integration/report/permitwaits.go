@@ -195,13 +195,7 @@ func takePermitsOften(ctx context.Context, l *site, c *chapter) error {
 	limit := ratelimit.InFlight{Name: "often", Limit: 10}
 	var taken atomic.Int64
 	// With few updates, those that were not HOT for the sake of one old snapshot would count.
-	inTime := until(l.seconds(60, 2), func() bool { return taken.Load() >= 10*keys })
-	more := func() bool {
-		if l.pieces > 0 {
-			return taken.Load() < int64(l.pieces)
-		}
-		return inTime()
-	}
+	more := until(l.seconds(60, 2), func() bool { return taken.Load() >= 10*keys })
 	if err := lab.Each(goroutines, func(worker int) error {
 		for n := worker; more() && ctx.Err() == nil; n += 7 * goroutines {
 			permit, err := store.Permits().Acquire(ctx, limit.For(fmt.Sprint(n%keys)))

@@ -27,7 +27,6 @@ type options struct {
 	only, skip   string
 	bin          string
 	minutes      float64
-	pieces       int
 }
 
 // site is what sections attack with: a server of their own, which comes back when it is

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -148,16 +147,12 @@ func (p pace) String() string {
 }
 
 // paceOf returns that of the calls that ended between two instants.
-func paceOf(calls []hotCall, from, to time.Duration) (p pace) {
+func paceOf(calls []hotCall, from, to time.Duration) pace {
 	var took []time.Duration
 	for _, c := range calls {
 		if from <= c.ended && c.ended < to {
 			took = append(took, c.took)
 		}
 	}
-	if len(took) == 0 {
-		return p
-	}
-	slices.Sort(took)
-	return pace{float64(len(took)) / (to - from).Seconds(), took[len(took)*99/100]}
+	return pace{float64(len(took)) / (to - from).Seconds(), lab.P99(took)}
 }

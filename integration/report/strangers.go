@@ -191,9 +191,5 @@ func judgeStrangers(phases []phase, samples []sample, rows int) (p99 float64, ca
 			}
 		}
 	}
-	slices.Sort(took)
-	if len(took) == 0 {
-		return 0, 0, failed, waited
-	}
-	return float64(took[len(took)*99/100]) / 1000, len(took), failed, waited
+	return float64(lab.P99(took)) / 1000, len(took), failed, waited
 }

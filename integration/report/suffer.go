@@ -131,6 +131,10 @@ func (l *site) compare(ctx context.Context, c *chapter, s *suffering, slack floa
 	}
 	c.Tell("decisions on their own, transactions and runs", "%d, %d", s.own(), len(s.byID))
 	s.verdict.lines(c, slack)
+	c.Zero("calls of which Config.Observe was not told once, and as their callers were", len(s.unlike))
+	if len(s.unlike) > 0 {
+		c.fail(s.unlike[0])
+	}
 	c.Tell("calls that were told an error, or that nobody knows", "%d", s.total("", "error")+s.total("", "unknown"))
 	c.Tell("of transactions that nobody knew of: there", "%d of %d", s.verdict.resolved, s.total("", "unknown"))
 	return nil

@@ -64,6 +64,8 @@ type told struct {
 	Moves []move `json:"m,omitempty"` // of a decision on its own
 	Err   string `json:"e,omitempty"`
 
+	Unlike string `json:"u,omitempty"` // how Config.Observe was told something else
+
 	Process     int `json:"p,omitempty"` // that tells how it is, and nothing else
 	Heap        int `json:"h,omitempty"` // bytes, after a collection
 	Connections int `json:"c,omitempty"` // that it has made
@@ -98,8 +100,15 @@ func heap() int {
 // the end of the attack cancels none.
 type worker struct {
 	*env
-	rand *rand.Rand
-	id   int64
+	rand   *rand.Rand
+	id     int64
+	unlike string // what its last calls were told, and what was heard of them
+}
+
+// tell writes what became of calls.
+func (w *worker) tell(t told) {
+	t.Unlike, w.unlike = w.unlike, ""
+	w.out.Write(t)
 }
 
 const patience = 20 * time.Second // of a call
@@ -206,7 +215,9 @@ var takes = []struct {
 func (w *worker) own(ctx context.Context) {
 	verb := takes[w.rand.IntN(len(takes))]
 	requests := verb.requests(w)
-	result, err := verb.verb(w.store).own(ctx, requests...)
+	result, err := w.hear(ctx, ratelimit.FormOwn, func(ctx context.Context) (ratelimit.Result, error) {
+		return verb.verb(w.store).own(ctx, requests...)
+	})
 	t := told{Verb: verb.name, What: "refused", Moves: took(result)}
 	switch {
 	case err != nil:
@@ -214,9 +225,11 @@ func (w *worker) own(ctx context.Context) {
 	case result.OK:
 		t.What = "ok"
 	}
-	w.out.Write(t)
+	w.tell(t)
 	if err == nil && result.OK {
-		w.giveBack(ctx, result)
+		if verb, moves, err := w.back(ctx, nil, result); verb != "" {
+			w.tellOwn(verb, err, moves, between(moves))
+		}
 	}
 	if w.rand.IntN(4) == 0 {
 		w.look(ctx)
@@ -225,7 +238,7 @@ func (w *worker) own(ctx context.Context) {
 
 // look calls what changes nothing.
 func (w *worker) look(ctx context.Context) {
-	_, err := w.store.Check(ctx, w.requests()...)
+	_, err := w.hear(ctx, ratelimit.FormOwn, func(ctx context.Context) (ratelimit.Result, error) { return w.store.Check(ctx, w.requests()...) })
 	w.tellOwn("Check", err, nil, nil)
 	_, err = w.store.CheckEach(ctx, w.requests()...)
 	w.tellOwn("CheckEach", err, nil, nil)
@@ -238,38 +251,27 @@ func (w *worker) tellOwn(verb string, err error, moves, unknown []move) {
 	if err != nil {
 		t.What, t.Err, t.Moves = "error", err.Error(), unknown
 	}
-	w.out.Write(t)
+	w.tell(t)
 }
 
-// giveBack gives some of what was taken back, or nothing.
-func (w *worker) giveBack(ctx context.Context, result ratelimit.Result) {
-	verb, moves, err := w.back(result, giving{
-		cancel: func(r *ratelimit.Receipt) (bool, error) { return w.store.Cancel(ctx, r) },
-		settle: func(r *ratelimit.Receipt, used ...float64) (ratelimit.Result, error) {
-			return w.store.Settle(ctx, r, used...)
-		},
-		credit: func(r ratelimit.Request) (ratelimit.Status, error) { return w.store.Credit(ctx, r) },
-	})
-	if verb != "" {
-		w.tellOwn(verb, err, moves, between(moves))
+// back gives some of what was taken back by one of the verbs, or by none; in tx unless that is nil.
+func (w *worker) back(ctx context.Context, tx pgx.Tx, result ratelimit.Result) (verb string, moves []move, err error) {
+	choice, form := w.rand.IntN(4), ratelimit.FormOwn
+	if tx != nil {
+		form = ratelimit.FormTx
 	}
-}
-
-// giving is the verbs that give back, in one of their forms.
-type giving struct {
-	cancel func(*ratelimit.Receipt) (bool, error)
-	settle func(*ratelimit.Receipt, ...float64) (ratelimit.Result, error)
-	credit func(ratelimit.Request) (ratelimit.Status, error)
-}
-
-// back gives some of what was taken back by one of the verbs, or by none.
-func (w *worker) back(result ratelimit.Result, by giving) (verb string, moves []move, err error) {
-	choice := w.rand.IntN(4)
 	switch {
 	case choice < 2 && result.Receipt == nil:
 	case choice == 0:
-		cancelled, err := by.cancel(result.Receipt)
-		if err == nil && !cancelled {
+		back, err := w.hear(ctx, form, func(ctx context.Context) (back ratelimit.Result, err error) {
+			if tx != nil {
+				back.OK, err = w.store.CancelTx(ctx, tx, result.Receipt)
+			} else {
+				back.OK, err = w.store.Cancel(ctx, result.Receipt)
+			}
+			return back, err
+		})
+		if err == nil && !back.OK {
 			err = errors.New("nothing was cancelled")
 		}
 		return "Cancel", backTo(result, func(float64) float64 { return 0 }), err
@@ -279,13 +281,29 @@ func (w *worker) back(result ratelimit.Result, by giving) (verb string, moves []
 			used = append(used, float64(w.rand.IntN(int(taken)+2)))
 			return used[len(used)-1]
 		})
-		_, err := by.settle(result.Receipt, used...)
+		_, err := w.hear(ctx, form, func(ctx context.Context) (back ratelimit.Result, err error) {
+			if tx != nil {
+				_, err = w.store.SettleTx(ctx, tx, result.Receipt, used...)
+			} else {
+				_, err = w.store.Settle(ctx, result.Receipt, used...)
+			}
+			back.OK = true
+			return back, err
+		})
 		return "Settle", moves, err
 	case choice == 2:
 		each := result.Each()
 		taken := each[w.rand.IntN(len(each))].Request
 		taken.Count = 1
-		_, err := by.credit(taken)
+		_, err := w.hear(ctx, form, func(ctx context.Context) (back ratelimit.Result, err error) {
+			if tx != nil {
+				_, err = w.store.CreditTx(ctx, tx, taken)
+			} else {
+				_, err = w.store.Credit(ctx, taken)
+			}
+			back.OK = true
+			return back, err
+		})
 		return "Credit", []move{{ratelimit.NameOf(taken.Limit), taken.Key, -1, -1}}, err
 	}
 	return "", nil, nil
@@ -331,7 +349,7 @@ func (w *worker) transaction(ctx context.Context) {
 	tx, err := w.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
 	if err != nil {
 		t.What, t.Err = "error", err.Error()
-		w.out.Write(t)
+		w.tell(t)
 		return
 	}
 	moves, err := w.steps(ctx, tx, 1+w.rand.IntN(2))
@@ -357,7 +375,7 @@ func (w *worker) transaction(ctx context.Context) {
 	if err != nil {
 		t.Err = err.Error()
 	}
-	w.out.Write(t)
+	w.tell(t)
 }
 
 // rollBack gives up soon: the network may have gone silent.
@@ -397,7 +415,9 @@ func (w *worker) steps(ctx context.Context, tx pgx.Tx, n int) (moves []move, err
 			continue
 		}
 		verb := takes[w.rand.IntN(len(takes))]
-		result, err := verb.verb(w.store).inTx(ctx, tx, verb.requests(w)...)
+		result, err := w.hear(ctx, ratelimit.FormTx, func(ctx context.Context) (ratelimit.Result, error) {
+			return verb.verb(w.store).inTx(ctx, tx, verb.requests(w)...)
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -405,13 +425,7 @@ func (w *worker) steps(ctx context.Context, tx pgx.Tx, n int) (moves []move, err
 		if !result.OK {
 			continue
 		}
-		_, back, err := w.back(result, giving{
-			cancel: func(r *ratelimit.Receipt) (bool, error) { return w.store.CancelTx(ctx, tx, r) },
-			settle: func(r *ratelimit.Receipt, used ...float64) (ratelimit.Result, error) {
-				return w.store.SettleTx(ctx, tx, r, used...)
-			},
-			credit: func(r ratelimit.Request) (ratelimit.Status, error) { return w.store.CreditTx(ctx, tx, r) },
-		})
+		_, back, err := w.back(ctx, tx, result)
 		if err != nil {
 			return nil, err
 		}
@@ -490,14 +504,17 @@ func (w *worker) runner(ctx context.Context) {
 	if w.rand.IntN(3) == 0 {
 		run, requests = w.store.ReserveFunc, []ratelimit.Request{w.owing()}
 	}
-	err := alone(func() error {
-		_, err := run(ctx, requests, func(tx pgx.Tx, result ratelimit.Result) error {
-			if err := w.enter(ctx, tx, t.ID, took(result)); err != nil {
-				return err
-			}
-			return behaviour.do(ctx, w, tx)
+	_, err := w.hear(ctx, ratelimit.FormRunner, func(ctx context.Context) (result ratelimit.Result, err error) {
+		err = alone(func() (err error) {
+			result, err = run(ctx, requests, func(tx pgx.Tx, result ratelimit.Result) error {
+				if err := w.enter(ctx, tx, t.ID, took(result)); err != nil {
+					return err
+				}
+				return behaviour.do(ctx, w, tx)
+			})
+			return err
 		})
-		return err
+		return result, err
 	})
 	switch {
 	case err == nil:
@@ -511,7 +528,7 @@ func (w *worker) runner(ctx context.Context) {
 	default:
 		t.What, t.Err = "rolled back", err.Error()
 	}
-	w.out.Write(t)
+	w.tell(t)
 }
 
 // alone runs do in a goroutine of its own, which do may end. That, and a panic, is an

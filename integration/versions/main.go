@@ -26,6 +26,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/internal/throwaway"
 )
 
@@ -88,20 +89,12 @@ func quoted(args []string) string {
 	return strings.Join(args, " ")
 }
 
-const (
-	begin = "<!-- versions: made by go run ./integration/versions --write -->\n"
-	end   = "<!-- end -->\n"
-)
+const begin = "<!-- versions: made by go run ./integration/versions --write -->\n"
 
 // withTable returns a page with what a run on a day found, in place of what an earlier one did.
 func withTable(page, day, table string) (string, error) {
-	head, rest, ok := strings.Cut(page, begin)
-	_, tail, ended := strings.Cut(rest, end)
-	if !ok || !ended {
-		return "", fmt.Errorf("%s has no lines %q and %q", kept, begin, end)
-	}
 	about := fmt.Sprintf("Tested on %s, with the newest minor versions that npm's `%s` has:\n\n", day, npmPackage)
-	return head + begin + about + table + end + tail, nil
+	return lab.Between(page, begin, about+table)
 }
 
 // keep writes a table into the page that keeps it.

@@ -19,8 +19,8 @@ const (
 	SlidingWindow                 // slot by slot, as taken tokens leave the window
 )
 
-// byCalendar is added to FixedWindow to index calendar windows in kinds.
-const byCalendar = 4
+// CalendarWindow is the Form of fixed windows whose edges come by the calendar.
+const CalendarWindow = FixedWindow | 4
 
 // kinds holds the implementations in an array: the compiler inlines its look-up. A definition
 // without a kind is treated as a token bucket; no limit's definition lacks one.
@@ -29,7 +29,7 @@ var kinds = func() (all [256]kind) {
 		all[i] = &tokenBucket{}
 	}
 	all[FixedWindow], all[SlidingWindow] = &fixedWindow{}, &slidingWindow{}
-	all[FixedWindow|byCalendar] = &calendar{}
+	all[CalendarWindow] = &calendar{}
 	return all
 }()
 
@@ -76,7 +76,6 @@ type Definition struct {
 // the instant of the call.
 type kind interface {
 	String() string
-	statements() string
 
 	// last returns the last tick up to now of a row with a tick at ts. next returns the tick after
 	// ts.
@@ -123,16 +122,16 @@ type kind interface {
 	change(d, to *Definition, key string, states []State, out Out, now time.Time) (each, empty State)
 }
 
-// kind returns d's kind.
-func (d *Definition) kind() kind {
+// Form returns d's Kind, or CalendarWindow.
+func (d *Definition) Form() Kind {
 	if d.Every != 0 {
-		return kinds[d.Kind|byCalendar]
+		return CalendarWindow
 	}
-	return kinds[d.Kind]
+	return d.Kind
 }
 
-// Statements returns the name of the SQL statements for rows of d.
-func (d *Definition) Statements() string { return d.kind().statements() }
+// kind returns d's behavior.
+func (d *Definition) kind() kind { return kinds[d.Form()] }
 
 // Slotted reports whether rows have slots beside the value. Then a refund goes to the slot in which
 // the tokens were counted, and a reservation that must wait is counted in a later slot.
@@ -165,4 +164,5 @@ func (d *Definition) SlotWidth() time.Duration {
 	return time.Duration(d.Tick()) * time.Microsecond
 }
 
-func (d *Definition) periodMicros() float64 { return float64(d.Period.Microseconds()) }
+// Micros returns the Period in microseconds.
+func (d *Definition) Micros() float64 { return float64(d.Period.Microseconds()) }

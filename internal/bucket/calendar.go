@@ -15,8 +15,7 @@ import (
 // definitions in turn would refill a row at the edges of both.
 type calendar struct{ level }
 
-func (*calendar) String() string     { return kinds[FixedWindow].String() }
-func (*calendar) statements() string { return "calendar" }
+func (*calendar) String() string { return kinds[FixedWindow].String() }
 
 // zone returns the time zone of d's edges, or Greenwich if that zone does not exist; no limit's
 // definition has such a zone.

@@ -11,8 +11,7 @@ import (
 // the edges of its windows.
 type fixedWindow struct{ level }
 
-func (*fixedWindow) String() string     { return "fixed window" }
-func (*fixedWindow) statements() string { return "window" }
+func (*fixedWindow) String() string { return "fixed window" }
 
 func (*fixedWindow) last(d *Definition, ts, now int64) int64 {
 	return edge(ts, now, d.Period.Microseconds())

@@ -13,7 +13,7 @@ type level struct{}
 
 // refilled returns value plus the tokens that come in during micros, at most Capacity.
 func (d *Definition) refilled(value float64, micros int64) float64 {
-	return min(value+float64(micros)*d.Rate/d.periodMicros(), d.Capacity)
+	return min(value+float64(micros)*d.Rate/d.Micros(), d.Capacity)
 }
 
 func (*level) plain(*Definition, State, time.Time) bool { return true }
@@ -74,7 +74,7 @@ func (*level) room(d *Definition, settled State, _ Out, owed float64) float64 {
 func (*level) emptied(d *Definition, settled State, paused bool, now, from, until time.Time) State {
 	if ts := settled.TS.UnixMicro(); !paused {
 		ahead := ts - d.kind().last(d, ts, now.UnixMicro())
-		settled.Value = min(settled.Value, 0) - float64(ahead)*d.Rate/d.periodMicros()
+		settled.Value = min(settled.Value, 0) - float64(ahead)*d.Rate/d.Micros()
 	}
 	return State{
 		Value:  min(settled.Value, 0),

@@ -13,8 +13,7 @@ import (
 // newest slot is in the future it is the time until then, as tokens below 0.
 type slidingWindow struct{}
 
-func (*slidingWindow) String() string     { return "sliding window" }
-func (*slidingWindow) statements() string { return "slots" }
+func (*slidingWindow) String() string { return "sliding window" }
 
 func (w *slidingWindow) last(d *Definition, ts, now int64) int64 { return edge(ts, now, w.next(d, 0)) }
 
@@ -200,13 +199,13 @@ func (d *Definition) TakeFrom(s State, now time.Time, n float64, from time.Time)
 
 // delayed converts a delay in microseconds to tokens, as MaxReserved counts them.
 func (d *Definition) delayed(micros int64) float64 {
-	return float64(micros) * d.Rate / d.periodMicros()
+	return float64(micros) * d.Rate / d.Micros()
 }
 
 // longestDelay returns the longest delay, in microseconds, that delayed converts to no more than
 // tokens. It is exact to the microsecond.
 func (d *Definition) longestDelay(tokens float64) int64 {
-	delay := int64(min(tokens*d.periodMicros()/d.Rate, float64(longestWait)))
+	delay := int64(min(tokens*d.Micros()/d.Rate, float64(longestWait)))
 	for d.delayed(delay) > tokens {
 		delay--
 	}

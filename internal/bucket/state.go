@@ -21,7 +21,7 @@ const longestWait = 4 * int64(MaxSpan/time.Microsecond)
 
 // reach returns when the refill from ts on amounts to tokens; longestWait bounds it.
 func (d *Definition) reach(ts int64, tokens float64) int64 {
-	if tokens/d.Rate*d.periodMicros() > float64(longestWait) {
+	if tokens/d.Rate*d.Micros() > float64(longestWait) {
 		return ts + longestWait
 	}
 	return d.kind().reach(d, ts, tokens)

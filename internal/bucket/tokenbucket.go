@@ -8,14 +8,13 @@ import (
 // tokenBucket is a level that refills continuously: it ticks with every microsecond.
 type tokenBucket struct{ level }
 
-func (*tokenBucket) String() string     { return "token bucket" }
-func (*tokenBucket) statements() string { return "bucket" }
+func (*tokenBucket) String() string { return "token bucket" }
 
 func (*tokenBucket) last(_ *Definition, _, now int64) int64 { return now }
 func (*tokenBucket) next(_ *Definition, ts int64) int64     { return ts + 1 }
 
 func (*tokenBucket) reach(d *Definition, ts int64, tokens float64) int64 {
-	return ts + int64(math.Ceil(tokens*d.periodMicros()/d.Rate))
+	return ts + int64(math.Ceil(tokens*d.Micros()/d.Rate))
 }
 
 func (*tokenBucket) fresh(d *Definition, _ string, now time.Time) State {

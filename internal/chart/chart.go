@@ -47,7 +47,6 @@ type Panel struct {
 	Bars   []Bars   // on top of each other
 	Levels []Level  // horizontal lines
 	Bands  []Band   // stretches of the axis
-	Marks  []Mark   // instants
 	Shade  *Shading // the area below a level
 }
 
@@ -92,12 +91,6 @@ type Level struct {
 type Band struct {
 	Name     string
 	From, To float64
-}
-
-// A Mark is an instant with a text.
-type Mark struct {
-	X    float64
-	Text string
 }
 
 // Shading is the area below 0, such as debt.
@@ -250,14 +243,6 @@ func (p *painter) panel(panel *Panel, top float64, last bool) {
 	}
 	for _, l := range panel.Lines {
 		p.line(&l, y)
-	}
-	for _, m := range panel.Marks {
-		p.add(`<line class="axis" stroke-dasharray="4 3" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"/>`, p.x(m.X), p.x(m.X), top, bottom)
-		if p.x(m.X)+4+textWidth(m.Text)*textSize < width {
-			p.text(p.x(m.X)+4, top+12, "start", "faint", m.Text)
-		} else {
-			p.text(p.x(m.X)-4, top+12, "end", "faint", m.Text)
-		}
 	}
 }
 

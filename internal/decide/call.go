@@ -27,8 +27,7 @@ type Call struct {
 	Demands []Demand
 
 	// Plain marks an allow of one limit without Above, whose row has a value and no shards: the
-	// call of most users. It is set as a short cut only; a call like that may lack it. A
-	// reservation never has it.
+	// call of most users. Only [Definitions.Plain] sets it, so its definition is noted.
 	Plain bool
 
 	asked float64 // the count of an AtMost call; that of its demand is cut to what the limit can ever grant
@@ -133,12 +132,6 @@ func New(reserve bool, requests ...ratelimit.Request) (Call, error) {
 // NewIn does what New does, and reuses the slice demands if it is large enough. It skips the checks
 // of limits that met has found valid; met may be nil.
 func NewIn(met Met, demands []Demand, reserve bool, requests ...ratelimit.Request) (Call, error) {
-	if len(requests) == 1 && met != nil && !reserve {
-		if v := met.of(requests[0]); v != nil && v.allows(&requests[0]) {
-			demands = append(demands[:0], Demand{Request: requests[0], Definition: v.definition, noted: true})
-			return Call{Plain: true, Demands: demands}, nil
-		}
-	}
 	if err := badNumber(len(requests), ratelimit.MaxRequests); err != nil {
 		return Call{}, err
 	}
@@ -195,7 +188,7 @@ func NewAtMost(r ratelimit.Request) (Call, error) {
 		return Call{}, err
 	}
 	d, asked := bucket.Definition(r.Limit.Definition()), r.Count
-	if r.Count = wholeTokens(asked); r.Count < 1 {
+	if r.Count = math.Floor(asked); r.Count < 1 {
 		return Call{}, &ratelimit.FieldError{Limit: d.Name, Field: "Count", Value: asked, Reason: "must be at least 1, since whole tokens are taken"}
 	}
 	floor := kept(&r, &d)
@@ -207,9 +200,6 @@ func NewAtMost(r ratelimit.Request) (Call, error) {
 	}
 	return Call{Demands: []Demand{{Request: r, Definition: d, Floor: floor}}, asked: asked}, nil
 }
-
-// wholeTokens returns the whole tokens of a count.
-func wholeTokens(count float64) float64 { return math.Floor(count) }
 
 // NewFirst returns a call that takes from the first limit that can grant. It leaves out limits that
 // can never grant their count. If no limit is left, it returns the error that New would.

@@ -36,15 +36,13 @@ const mostValid = 8
 // every key, as plans do: then Prune keeps more rows than it must, and forgets nothing.
 const mostOwn = 100_000
 
-// Note remembers the definition of a call, unless the name belongs to a limit of another kind:
-// the two would misread each other's rows. The error is ErrInvalid.
+// note remembers the definition of a call of a key, whose own override it may be of, unless the
+// name belongs to a limit of another kind: the two would misread each other's rows. The error is
+// ErrInvalid.
 //
 // Definitions that differ in Rate and Capacity only are kept as one, the slowest to fill and
 // the largest: a row that is full by that is full by each of them, and so the memory does not
 // grow with the number of plans.
-func (s *Definitions) Note(d bucket.Definition) error { return s.note(&d, "", false) }
-
-// note is Note for a call of a key, whose own override the definition may be of.
 func (s *Definitions) note(d *bucket.Definition, key string, own bool) error {
 	s.mu.RLock()
 	f := s.byName[d.Name]
@@ -66,7 +64,7 @@ func (s *Definitions) note(d *bucket.Definition, key string, own bool) error {
 	return nil
 }
 
-// NoteInFlight is Note of the name of a limit of how many at once.
+// NoteInFlight remembers the name of a limit of how many at once.
 func (s *Definitions) NoteInFlight(name string) error {
 	s.mu.RLock()
 	known := s.inFlight[name]
@@ -83,6 +81,19 @@ func (s *Definitions) NoteInFlight(name string) error {
 		s.inFlight = make(map[string]bool)
 	}
 	s.inFlight[name] = true
+	return nil
+}
+
+// NotePermits validates a request for permits, and remembers the names of its limits.
+func (s *Definitions) NotePermits(request *ratelimit.PermitRequest) error {
+	if err := request.Validate(); err != nil {
+		return err
+	}
+	for _, r := range request.Parts() {
+		if err := s.NoteInFlight(r.Limit.Name); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -115,7 +126,7 @@ func (s *Definitions) of(r ratelimit.Request) *validated {
 	return nil
 }
 
-// NoteCall is Note of the definitions of a call. One of a key's own override is none of the
+// NoteCall remembers the definitions of a call. One of a key's own override is none of the
 // name.
 func (s *Definitions) NoteCall(c *Call) error {
 	for i := range c.Demands {
@@ -133,7 +144,7 @@ func (s *Definitions) NoteCall(c *Call) error {
 	return nil
 }
 
-// NoteEdit is Note of the definitions of an edit, which bind its keys only.
+// NoteEdit remembers the definitions of an edit, which bind its keys only.
 func (s *Definitions) NoteEdit(c *Call) error {
 	for i := range c.Demands {
 		if err := s.note(&c.Demands[i].Definition, c.Demands[i].Key, true); err != nil {
@@ -205,7 +216,9 @@ func (f *family) knows(d *bucket.Definition, key string, own bool) bool {
 
 // has reports whether a call by a definition is like the last one, and known.
 func (f *family) has(d *bucket.Definition) bool {
-	return f.newest == *d || alike(f.newest, *d) && f.covers(*d)
+	return f.newest == *d || alike(f.newest, *d) && slices.ContainsFunc(f.all, func(e bucket.Definition) bool {
+		return alike(e, *d) && e.Rate <= d.Rate && e.Capacity >= d.Capacity // full by e is full by d
+	})
 }
 
 // note remembers the definition of a call of a key.
@@ -227,10 +240,6 @@ func (f *family) note(d *bucket.Definition, key string, own bool) {
 	}
 	f.add(*d)
 	f.newest = *d
-}
-
-func (f *family) covers(d bucket.Definition) bool {
-	return slices.ContainsFunc(f.all, func(e bucket.Definition) bool { return covers(e, d) })
 }
 
 func (f *family) add(d bucket.Definition) {
@@ -289,11 +298,6 @@ type Overrides map[string][]bucket.Definition
 func alike(d, e bucket.Definition) bool {
 	return d.Kind == e.Kind && d.Period == e.Period && d.Start.Equal(e.Start) && d.Shards == e.Shards && d.Slots == e.Slots &&
 		d.Every == e.Every && d.Zone == e.Zone && d.Anchor == e.Anchor && d.Time == e.Time
-}
-
-// covers reports whether every row that is full by e is full by d.
-func covers(e, d bucket.Definition) bool {
-	return alike(e, d) && e.Rate <= d.Rate && e.Capacity >= d.Capacity
 }
 
 // Idle reports whether the row of a key in a state means the same as no row, by all definitions

@@ -15,3 +15,6 @@ func (s *Definitions) Of(name string) []bucket.Definition {
 	}
 	return nil
 }
+
+// Note remembers the definition of a call.
+func (s *Definitions) Note(d bucket.Definition) error { return s.note(&d, "", false) }

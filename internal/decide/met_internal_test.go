@@ -40,13 +40,17 @@ func TestMetLimit(t *testing.T) {
 		with(func(r *ratelimit.Request) { r.Mode = ratelimit.ModeRefuse + 1 }),
 	} {
 		met := note(t, good)
-		got, err := NewIn(met, nil, false, r)
+		var err error
+		got, plain := met.Plain(All, false, nil, []ratelimit.Request{r})
+		if !plain {
+			got, err = NewIn(met, nil, false, r)
+		}
 		want, first := New(false, r)
 		for i := range got.Demands {
 			got.Demands[i].noted = false
 		}
-		if got.Plain != (err == nil && r.Count >= 1 && r.AboveShare == 0) {
-			t.Errorf("%v: Plain is %v", r, got.Plain)
+		if plain != (first == nil && r.Count >= 1 && r.AboveShare == 0) || got.Plain != plain {
+			t.Errorf("%v: Plain is %v", r, plain)
 		}
 		got.Plain = false
 		if !reflect.DeepEqual(got, want) || fmt.Sprint(err) != fmt.Sprint(first) {

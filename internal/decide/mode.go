@@ -48,6 +48,29 @@ func (v Verb) Call(met Met, demands []Demand, reserve bool, requests []ratelimit
 	return NewIn(met, demands, reserve, requests...)
 }
 
+// Plain returns the Plain call of a request, if its limit was called before. It reuses the slice
+// demands if it is large enough.
+func (s *Definitions) Plain(verb Verb, reserve bool, demands []Demand, requests []ratelimit.Request) (call Call, ok bool) {
+	if verb != All || reserve || len(requests) != 1 {
+		return call, false
+	}
+	v := s.of(requests[0])
+	if v == nil || !v.allows(&requests[0]) {
+		return call, false
+	}
+	return Call{Plain: true, Demands: append(demands[:0], Demand{Request: requests[0], Definition: v.definition, noted: true})}, true
+}
+
+// Call returns the call of requests without modes, and notes its definitions. It reuses the slice demands
+// if it is large enough.
+func (s *Definitions) Call(verb Verb, reserve bool, demands []Demand, requests []ratelimit.Request) (Call, error) {
+	call, err := verb.Call(s, demands, reserve, requests)
+	if err != nil {
+		return Call{}, err
+	}
+	return call, s.NoteCall(&call)
+}
+
 // Modes decides a call whose requests have modes. Stores know no modes: they are asked as if every
 // limit were enforced. If a limit in ModeShadow refuses, it is set aside, and the others are asked
 // again.
@@ -206,9 +229,15 @@ func refusedUntil(until, at time.Time) time.Time {
 	return at.Add(ratelimit.RefusedFor)
 }
 
-// PermitRefused returns the refusal of permits by ModeRefuse at an instant.
-func PermitRefused(r *ratelimit.PermitRequest, at time.Time) ratelimit.Permit {
-	return ratelimit.Permit{InFlight: r.Limit, Key: r.Key, N: r.N, At: at, NotBefore: refusedUntil(r.Limit.RefusedUntil, at)}
+// PermitRefused returns the refusal of permits by ModeRefuse at an instant; false if none of the limits
+// is in that mode.
+func PermitRefused(asked []ratelimit.PermitRequest, at time.Time) (ratelimit.Permit, bool) {
+	for _, r := range asked {
+		if r.Limit.Mode == ratelimit.ModeRefuse {
+			return ratelimit.Permit{InFlight: r.Limit, Key: r.Key, N: r.N, At: at, NotBefore: refusedUntil(r.Limit.RefusedUntil, at)}, true
+		}
+	}
+	return ratelimit.Permit{}, false
 }
 
 // never returns the status of a limit that can never grant its count.

@@ -25,7 +25,7 @@ func TestRefusedUntil(t *testing.T) {
 		}
 		limit := ratelimit.InFlight{Name: "c", Limit: 1, Mode: ratelimit.ModeRefuse, RefusedUntil: until}
 		two := limit.ForN("k", 2)
-		if permit := decide.PermitRefused(&two, at); permit.OK || permit.N != 2 || !permit.NotBefore.Equal(at.Add(want)) {
+		if permit, ok := decide.PermitRefused([]ratelimit.PermitRequest{two}, at); !ok || permit.OK || permit.N != 2 || !permit.NotBefore.Equal(at.Add(want)) {
 			t.Errorf("until %v: got %v, want a refusal for %v", until, permit.NotBefore, want)
 		}
 	}

@@ -255,13 +255,16 @@ func (c *Call) Receipted(changes []Change, known View, taker string, conn any) (
 	if c.Reserve {
 		left = leftBy(changes)
 	}
+	paid := receipt.Payment{Tokens: a.Count}
 	if c.Plain {
-		a.reportTaken(&result.Status, changes[0].After, known.At)
+		at, due, settled := a.counts(&a.Definition, changes[0].After, known.At)
+		a.report(&result.Status, true, &holding{settled.Value, settled.Paused, a.Definition.When(settled, a.Definition.Capacity)}, at, due)
 		result.Taken, result.Before = a.Count, result.Value+a.Count
 	} else {
 		c.reportGranted(&result.Status, changes[0].Demand, changes, known)
+		paid = c.payment(&changes[0], nil)
 	}
-	result.Receipt = receipt.Own(receipt.Limit{Definition: a.Definition, Key: a.Key}, c.payment(&changes[0], nil), left, taker, conn, known.At)
+	result.Receipt = receipt.Own(receipt.Limit{Definition: a.Definition, Key: a.Key}, paid, left, taker, conn, known.At)
 	return result
 }
 

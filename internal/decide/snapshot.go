@@ -30,8 +30,7 @@ func NewSnapshot(calls []*Call) *Snapshot {
 		for i := range c.Demands {
 			a := &c.Demands[i]
 			share := a.Definition.Shard()
-			for shard := range a.Definition.Shards {
-				row := Row{a.KeyOf(), shard}
+			for _, row := range a.Rows() {
 				if d, ok := definitions[row]; !ok || share.Capacity > d.Capacity {
 					definitions[row] = *share
 				}
@@ -59,8 +58,8 @@ func (s *Snapshot) Need(call *Call, changes []Change) {
 		asks = asks[:changes[0].Demand+1]
 	}
 	for i := range asks {
-		for shard := range asks[i].Definition.Shards {
-			s.needed[s.index[Row{asks[i].KeyOf(), shard}]] = true
+		for _, row := range asks[i].Rows() {
+			s.needed[s.index[row]] = true
 		}
 	}
 }
@@ -68,20 +67,15 @@ func (s *Snapshot) Need(call *Call, changes []Change) {
 // MissingOf returns the call's rows that were not found.
 func (s *Snapshot) MissingOf(call *Call) (rows []Row) {
 	for i := range call.Demands {
-		a := &call.Demands[i]
-		for shard := range a.Definition.Shards {
-			if row := (Row{a.KeyOf(), shard}); !s.Found[s.index[row]] {
-				rows = append(rows, row)
-			}
-		}
+		rows = append(rows, call.Demands[i].Rows()...)
 	}
-	return rows
+	return slices.DeleteFunc(rows, func(row Row) bool { return s.Found[s.index[row]] })
 }
 
 // Passes reports whether a call that takes from the first limit that can grant skips a limit whose
 // rows were not all found. That limit could grant the call.
 func (s *Snapshot) Passes(call *Call, changes []Change) bool {
-	return call.First && s.MissingOf(&Call{Demands: call.Demands[:changes[0].Demand]}) != nil
+	return call.First && len(s.MissingOf(&Call{Demands: call.Demands[:changes[0].Demand]})) > 0
 }
 
 // View returns the call's rows.
@@ -109,8 +103,8 @@ func (s *Snapshot) view(call *Call, missing func(a *Demand, n int) bucket.State)
 	for i := range call.Demands {
 		a := &call.Demands[i]
 		view.States[i] = make([]bucket.State, a.Definition.Shards)
-		for shard := range view.States[i] {
-			n := s.index[Row{a.KeyOf(), shard}]
+		for shard, row := range a.Rows() {
+			n := s.index[row]
 			if s.Found[n] {
 				view.States[i][shard] = s.States[n]
 			} else {

@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -48,9 +49,9 @@ func NewAddresses(pkg string, config AddressConfig) (*Addresses, error) {
 	if err := f.Err(); err != nil {
 		return nil, err
 	}
-	c.Header = OrDefault(c.Header, "X-Forwarded-For")
-	c.IPv4Bits = OrDefault(c.IPv4Bits, 32)
-	c.IPv6Bits = OrDefault(c.IPv6Bits, 64)
+	c.Header = cmp.Or(c.Header, "X-Forwarded-For")
+	c.IPv4Bits = cmp.Or(c.IPv4Bits, 32)
+	c.IPv6Bits = cmp.Or(c.IPv6Bits, 64)
 	return &Addresses{c}, nil
 }
 

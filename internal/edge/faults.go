@@ -40,12 +40,3 @@ func (f *Faults) Err() error {
 func Invalid(pkg, field string, value any, reason string) error {
 	return &ratelimit.FieldError{Package: pkg, Field: field, Value: value, Reason: reason}
 }
-
-// OrDefault returns v, or def if v is the zero value.
-func OrDefault[T comparable](v, def T) T {
-	var zero T
-	if v == zero {
-		return def
-	}
-	return v
-}

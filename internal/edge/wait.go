@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -52,10 +53,10 @@ func (w *Waiter) Init(f *Faults, limited bool) {
 	f.Must(w.MaxTries >= 0, "MaxTries", w.MaxTries, "must not be negative")
 	f.Must(w.MaxPause >= 0 && w.MaxPause <= ratelimit.MaxSpan, "MaxPause", w.MaxPause, "must be at least 0 and at most ratelimit.MaxSpan")
 	f.Must((w.Store != nil) == limited, "Store", w.Store, "must be given with Limit, and Limit with it")
-	w.MaxWait = OrDefault(w.MaxWait, DefaultMaxWait)
-	w.MaxTries = OrDefault(w.MaxTries, DefaultMaxTries)
-	w.MaxPause = OrDefault(w.MaxPause, DefaultMaxPause)
-	w.Logger = OrDefault(w.Logger, slog.Default())
+	w.MaxWait = cmp.Or(w.MaxWait, DefaultMaxWait)
+	w.MaxTries = cmp.Or(w.MaxTries, DefaultMaxTries)
+	w.MaxPause = cmp.Or(w.MaxPause, DefaultMaxPause)
+	w.Logger = cmp.Or(w.Logger, slog.Default())
 }
 
 // Answer is what a server's answer says of its limits.

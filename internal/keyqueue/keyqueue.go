@@ -3,7 +3,6 @@
 package keyqueue
 
 import (
-	"container/list"
 	"context"
 	"slices"
 	"sync"
@@ -23,13 +22,12 @@ type Queue[K comparable] struct {
 type keyQueue struct {
 	tickets int
 	free    []int     // ascending
-	waiting list.List // of *waiter, in order of arrival
+	waiting []*waiter // in order of arrival
 }
 
 type waiter struct {
-	element *list.Element // in the line's waiting, nil once it has a ticket
-	ticket  int
-	ready   chan struct{} // closed once it has a ticket
+	ticket int
+	ready  chan struct{} // closed once it has a ticket
 }
 
 // Enter waits for the caller's turn and returns a free ticket, from 0 to tickets-1. Return it with
@@ -79,7 +77,7 @@ func (q *Queue[K]) Waiting() int {
 	defer q.mu.Unlock()
 	n := 0
 	for _, l := range q.keys {
-		n += l.waiting.Len()
+		n += len(l.waiting)
 	}
 	return n
 }
@@ -94,7 +92,7 @@ func (q *Queue[K]) join(key K, tickets int, choose func([]int) int) (int, *waite
 	}
 	if len(l.free) == 0 {
 		w := &waiter{ready: make(chan struct{})}
-		w.element = l.waiting.PushBack(w)
+		l.waiting = append(l.waiting, w)
 		return 0, w
 	}
 	ticket := l.take(choose)
@@ -110,26 +108,29 @@ func (q *Queue[K]) giveUp(key K, w *waiter) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	l := q.keys[key]
-	if w.element == nil {
-		q.pass(key, l, w.ticket)
+	if i := slices.Index(l.waiting, w); i >= 0 {
+		l.waiting = slices.Delete(l.waiting, i, i+1)
 		return
 	}
-	l.waiting.Remove(w.element)
+	q.pass(key, l, w.ticket)
 }
 
 // pass hands a ticket to the caller that has waited longest, and deletes a key without holders and
 // waiters.
 func (q *Queue[K]) pass(key K, l *keyQueue, ticket int) {
-	if first := l.waiting.Front(); first != nil {
-		w := l.waiting.Remove(first).(*waiter)
-		w.element, w.ticket = nil, ticket
+	if len(l.waiting) > 0 {
+		w := l.waiting[0]
+		l.waiting = slices.Delete(l.waiting, 0, 1)
+		w.ticket = ticket
 		close(w.ready)
 		return
 	}
-	l.put(ticket)
-	if len(l.free) == l.tickets {
+	if len(l.free) == l.tickets-1 {
 		delete(q.keys, key)
+		return
 	}
+	i, _ := slices.BinarySearch(l.free, ticket)
+	l.free = slices.Insert(l.free, i, ticket)
 }
 
 func newLine(tickets int) *keyQueue {
@@ -152,9 +153,4 @@ func (l *keyQueue) take(choose func([]int) int) int {
 	}
 	l.free = slices.Delete(l.free, i, i+1)
 	return ticket
-}
-
-func (l *keyQueue) put(ticket int) {
-	i, _ := slices.BinarySearch(l.free, ticket)
-	l.free = slices.Insert(l.free, i, ticket)
 }

@@ -6,6 +6,17 @@ import (
 	"strings"
 )
 
+// Between returns a page with other text between the line begin and the line "<!-- end -->" after it.
+func Between(page, begin, text string) (string, error) {
+	const end = "<!-- end -->\n"
+	head, rest, ok := strings.Cut(page, begin)
+	_, tail, ended := strings.Cut(rest, end)
+	if !ok || !ended {
+		return "", fmt.Errorf("there are no lines %q and %q", begin, end)
+	}
+	return head + begin + text + end + tail, nil
+}
+
 // Finding is one figure of a run.
 type Finding struct {
 	Claim          string // that it supports, in words; "" for none

@@ -3,9 +3,11 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -41,6 +43,14 @@ func Each(n int, do func(i int) error) error {
 	}
 	group.Wait()
 	return errors.Join(errs...)
+}
+
+// P99 returns the 99th percentile of values; the zero value of none.
+func P99[T cmp.Ordered](values []T) (p99 T) {
+	if sorted := slices.Sorted(slices.Values(values)); len(sorted) > 0 {
+		p99 = sorted[len(sorted)*99/100]
+	}
+	return p99
 }
 
 // AskedToRetry reports whether PostgreSQL wants a transaction run again: serialization_failure or

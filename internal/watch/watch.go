@@ -68,19 +68,23 @@ func (w *Watch) BeginLater(o *Observer, ctx context.Context, verb ratelimit.Verb
 	}
 }
 
-// On reports whether there is an observer.
-func (w *Watch) On() bool { return w != nil && w.observer != nil }
-
 // Add adds the effort of one statement, since a call in modes may need several. The batch is that
 // of the last one.
 func (w *Watch) Add(e Effort) {
 	w.Queued, w.Retries, w.Batch = w.Queued+e.Queued, w.Retries+e.Retries, e.Batch
 }
 
+// InMemory notes that memory has answered the verb.
+func (w *Watch) InMemory() {
+	if w != nil {
+		w.Form = ratelimit.FormMemory
+	}
+}
+
 // Start starts the time of a verb, unless it runs already, and returns now; without an observer it
 // returns the zero time.
 func (w *Watch) Start() (now time.Time) {
-	if !w.On() {
+	if w == nil || w.observer == nil {
 		return now
 	}
 	now = time.Now()

@@ -75,9 +75,6 @@ func Database(ctx context.Context) (*DB, error) {
 	return db, nil
 }
 
-// URL returns that of the database, for another program. It names no schema.
-func (db *DB) URL() string { return db.server.URL }
-
 func (db *DB) open(ctx context.Context) error {
 	config, err := pgxpool.ParseConfig(db.server.URL)
 	if err != nil {

@@ -42,6 +42,7 @@ type Engine struct {
 	Statements, Calls atomic.Int64
 
 	table    *table.Table
+	decides  table.Decider
 	known    *known.Known
 	memory   Memory // nil for none
 	observed bool
@@ -135,7 +136,7 @@ const queues = 2
 
 // New returns an engine. With observed it measures how long calls wait.
 func New(c *conn.Conn, t *table.Table, k *known.Known, observed bool) *Engine {
-	e := &Engine{Conn: c, table: t, known: k, observed: observed, seed: maphash.MakeSeed(), rows: make(map[decide.Row]*queue), many: manyRows}
+	e := &Engine{Conn: c, table: t, decides: t.Decider(), known: k, observed: observed, seed: maphash.MakeSeed(), rows: make(map[decide.Row]*queue), many: manyRows}
 	if c.Pool != nil {
 		e.parts.alone = int64(c.Pool.Config().MaxConns / 2)
 	}
@@ -153,9 +154,8 @@ func (e *Engine) newQueue(serve func(context.Context, []*Ticket)) *batch.Queue[*
 	return batch.New(conn.MostTogether, e.Timeout, serve, e.Work.Spawn)
 }
 
-// Decide decides a call. It adds the call's effort to a watched verb; w is nil for none. It returns
-// an error if the caller gave up, if the database failed, or if the definition contradicts an
-// earlier one.
+// Decide decides a call, whose definitions are noted. It adds the call's effort to a watched verb; w is
+// nil for none. It returns an error if the caller gave up or the database failed.
 func (e *Engine) Decide(ctx context.Context, w *watch.Watch, p *Pending) (ratelimit.Result, error) {
 	end, err := e.Enter(ctx)
 	if err != nil {
@@ -165,7 +165,9 @@ func (e *Engine) Decide(ctx context.Context, w *watch.Watch, p *Pending) (rateli
 	if err := ctx.Err(); err != nil { // or it would count as a call that met others at its row
 		return ratelimit.Result{}, e.Fault("decide", err)
 	}
-	p.began = w.Start()
+	if e.observed {
+		p.began = w.Start()
+	}
 	defer e.parts.underWay.Add(-1)
 	if _, err := e.queueFor(p, e.parts.underWay.Add(1)).Do(ctx, p); err != nil {
 		if row := p.locked.Load(); row != nil {
@@ -173,7 +175,7 @@ func (e *Engine) Decide(ctx context.Context, w *watch.Watch, p *Pending) (rateli
 		}
 		return ratelimit.Result{}, e.Fault("decide", err)
 	}
-	if w.On() {
+	if e.observed && w != nil {
 		w.Add(p.effort)
 	}
 	return p.Result, p.Err
@@ -189,8 +191,10 @@ func (e *Engine) queueFor(p *Pending, underWay int64) *batch.Queue[*Pending] {
 	call := &p.Call
 	switch {
 	case e.table.PassesOver():
-		if row, ok := e.lockedRow(p); ok {
-			return e.queueForLocked(row, p)
+		if len(e.rows) > 0 && !p.Check {
+			if row, ok := e.lockedRow(p); ok {
+				return e.queueForLocked(row, p)
+			}
 		}
 		return e.queues[maphash.Comparable(e.seed, call.Demands[0].KeyOf())%queues].calls
 	case p.Check || len(call.Demands) > 1 || call.Sharded():
@@ -202,15 +206,17 @@ func (e *Engine) queueFor(p *Pending, underWay int64) *batch.Queue[*Pending] {
 // serve decides the calls of a queue. Calls whose row is locked move to the queue of that row. await
 // is the awaited row; nil for none.
 func (e *Engine) serve(ctx context.Context, q *queue, tickets []*Ticket, await *awaited) {
-	tickets = e.answerFromMemory(e.observeAll(tickets))
-	if len(tickets) == 0 {
+	if tickets = e.answerFromMemory(tickets); len(tickets) == 0 {
 		return
 	}
 	if q.refusing {
 		tickets = e.decideExtra(ctx, tickets, await)
 	}
-	e.requeue(e.decideAll(ctx, tickets, !q.refusing, await))
+	locked := e.decideAll(ctx, tickets, !q.refusing, await)
 	q.refusing = mostRefused(tickets)
+	if len(locked) > 0 {
+		e.requeue(locked)
+	}
 }
 
 // answerFromMemory returns the calls that the Memory cannot answer.
@@ -301,18 +307,6 @@ func (e *Engine) begin(tickets []*Ticket) {
 	}
 }
 
-// observeAll remembers the definitions of calls, and returns the calls whose definitions agree with
-// those of before. The others are finished with an error.
-func (e *Engine) observeAll(tickets []*Ticket) []*Ticket {
-	return slices.DeleteFunc(tickets, func(t *Ticket) bool {
-		t.Value.Err = e.known.Definitions.NoteCall(&t.Value.Call)
-		if t.Value.Err != nil {
-			t.Finish()
-		}
-		return t.Value.Err != nil
-	})
-}
-
 // stillLockedExtra returns the Memory's own calls that were granted nothing although their rows
 // have enough: another transaction had these locked. The calls wait for a turn at the row, since
 // they would hardly ever find it unlocked while many processes take from it.
@@ -359,7 +353,7 @@ func allWait(tickets []*Ticket) bool {
 func mostRefused(tickets []*Ticket) bool {
 	refused := 0
 	for _, t := range tickets {
-		if t != nil && t.Finished() && t.Refused {
+		if t != nil && t.Refused {
 			refused++
 		}
 	}

@@ -118,7 +118,7 @@ func (e *Engine) sendToEnd(ctx context.Context, send func() error, late func(err
 func (e *Engine) grantInTurn(ctx context.Context, grants []table.Grant) error {
 	g := &grants[0]
 	g.Pipelined = g.TakesExtra() || e.servedAtOnce(g.Row)
-	err := e.table.Decider().Grant(ctx, e.Pool, grants, true, e.Clock())
+	err := e.decides.Grant(ctx, e.Pool, grants, true, e.Clock())
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if q := e.rows[g.Row]; q != nil {
@@ -143,11 +143,11 @@ func (e *Engine) servedAtOnce(row decide.Row) bool {
 // The Memory's tokens count as there, since this process has them.
 func (e *Engine) answerGroup(changes *[1]decide.Change, tickets []*Ticket, g *table.Grant) {
 	changes[0] = g.Change
-	change, rest := &changes[0], g.Count+g.Extra()
+	change, rest := &changes[0], g.Count+g.Taken.Prefetched
 	for _, t := range tickets {
 		p := t.Value
 		if p.Extra {
-			p.Result.OK = g.Extra() > 0
+			p.Result.OK = g.Taken.Prefetched > 0
 			t.Finish()
 			continue
 		}
@@ -225,7 +225,7 @@ func (e *Engine) groups(room *grouping, tickets []*Ticket) (groups [][]*Ticket, 
 
 // single sets the row of a call that takes from one row, and reports whether it does.
 func (e *Engine) single(p *Pending) bool {
-	if p.Call.Plain && !p.Check {
+	if p.Call.Plain {
 		p.row, p.floor = decide.Row{Key: p.Call.Demands[0].KeyOf()}, 0
 		return true
 	}

@@ -93,7 +93,7 @@ func (e *Engine) decideLocked(tickets []*Ticket, snapshot *decide.Snapshot) (lef
 			if p.Granted != nil {
 				p.Granted(changes[0].Count, changes[0].After, snapshot.At)
 			}
-		} else if missing := snapshot.MissingOf(&p.Call); missing != nil {
+		} else if missing := snapshot.MissingOf(&p.Call); len(missing) > 0 {
 			p.locked.Store(&missing[0])
 			left = append(left, t)
 			continue

@@ -34,7 +34,7 @@ func (e *Engine) decider(await *awaited) table.Decider {
 	if await != nil && await.part {
 		return e.table.Part()
 	}
-	return e.table.Decider()
+	return e.decides
 }
 
 // queueOnNode returns the queue of a call for one row of a distributed table: that of its part, if the call

@@ -103,9 +103,6 @@ func (q *queue) idle() bool {
 
 // lockedRow returns the first row of a call with a queue of its own. It needs mu.
 func (e *Engine) lockedRow(p *Pending) (row decide.Row, ok bool) {
-	if p.Check || len(e.rows) == 0 {
-		return row, false
-	}
 	call := p.Call.Head()
 	for i := range call.Demands {
 		a := &call.Demands[i]
@@ -124,9 +121,6 @@ func (e *Engine) lockedRow(p *Pending) (row decide.Row, ok bool) {
 
 // requeue moves calls to the queues of the rows that they wait for.
 func (e *Engine) requeue(tickets []*Ticket) {
-	if len(tickets) == 0 {
-		return
-	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, t := range tickets {
@@ -169,7 +163,6 @@ func (e *Engine) queueOf(row decide.Row) *batch.Queue[*Pending] {
 // serveLocked decides the calls that wait for a row as soon as it is unlocked. If no connection may
 // wait in PostgreSQL, it tries now and then.
 func (e *Engine) serveLocked(ctx context.Context, row decide.Row, tickets []*Ticket) {
-	tickets = e.observeAll(tickets)
 	for w := e.LockWait(0); len(tickets) > 0; {
 		var left []*Ticket
 		if tickets = e.answerFromMemory(tickets); len(tickets) == 0 {

@@ -35,15 +35,6 @@ func (k *Known) Forget(key decide.Key) {
 	k.Changed(key)
 }
 
-// Call returns the call of a verb, and remembers the definitions of its limits.
-func (k *Known) Call(verb decide.Verb, reserve bool, requests []ratelimit.Request) (decide.Call, error) {
-	call, err := verb.Call(&k.Definitions, nil, reserve, requests)
-	if err != nil {
-		return decide.Call{}, err
-	}
-	return call, k.Definitions.NoteCall(&call)
-}
-
 // Question returns the call for 0 tokens of an edit of the limits and keys of requests.
 func (k *Known) Question(requests ...ratelimit.Request) (decide.Call, error) {
 	questions := make([]ratelimit.Request, len(requests))
@@ -62,8 +53,10 @@ func (k *Known) Question(requests ...ratelimit.Request) (decide.Call, error) {
 // or savepoint of the changes, and session identifies its connection. session is nil for committed
 // changes.
 func (k *Known) Granted(call *decide.Call, changes []decide.Change, at time.Time, xid string, session any) ratelimit.Result {
-	for i := range changes {
-		k.Changed(changes[i].Key)
+	if k.changed != nil {
+		for i := range changes {
+			k.changed(changes[i].Key)
+		}
 	}
 	view := decide.View{At: at.UTC()}
 	if !call.Plain && call.Sharded() {

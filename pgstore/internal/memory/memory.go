@@ -49,20 +49,22 @@ func (m *Memory) Decide(ctx context.Context, w *watch.Watch, reserve bool, reque
 	var entry *escrow.Entry
 	if len(requests) == 1 {
 		if entry = m.Remembered(&requests[0]); answer(entry, reserve, requests[0].Count, &result) {
-			w.Form = ratelimit.FormMemory
+			w.InMemory()
 			return result, nil // before anything is made of the call
 		}
 	}
-	p := &engine.Pending{}
-	if p.Call, err = decide.NewIn(&m.known.Definitions, p.One[:0], reserve, requests...); err != nil {
-		return result, err
+	p, plain := &engine.Pending{}, false
+	if p.Call, plain = m.known.Definitions.Plain(decide.All, reserve, p.One[:0], requests); !plain {
+		if p.Call, err = m.known.Definitions.Call(decide.All, reserve, p.One[:0], requests); err != nil {
+			return result, err
+		}
 	}
 	if len(p.Call.Demands) > 1 {
 		return m.decideSeveral(ctx, w, &p.Call)
 	}
 	if a := &p.Call.Demands[0]; entry == nil {
 		if entry = m.entryOf(a); answer(entry, reserve, a.Count, &result) {
-			w.Form = ratelimit.FormMemory
+			w.InMemory()
 			return result, nil
 		}
 	}
@@ -78,7 +80,7 @@ func (m *Memory) decideSeveral(ctx context.Context, w *watch.Watch, call *decide
 		return m.engine.Decide(ctx, w, &engine.Pending{Call: *call})
 	}
 	if c.All() {
-		w.Form = ratelimit.FormMemory
+		w.InMemory()
 		c.End(true)
 		return c.Result(ratelimit.Result{}), nil
 	}

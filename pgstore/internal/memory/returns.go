@@ -58,7 +58,7 @@ func (m *Memory) returnLater(returns []escrow.Return) {
 // returnAll returns tokens to their rows. It tries as long as the tokens are worth anything, however
 // long other transactions have the rows locked; once the store is closed it gives up after a while.
 func (m *Memory) returnAll(returns []escrow.Return) {
-	ctx, cancel := table.Outlast(m.Work.Opened, returnTime)
+	ctx, cancel := table.Outlast(m.Work.Opened)
 	defer cancel()
 	begun, absent := time.Now(), false
 	attempt := func(s *conn.Seat) error {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -50,7 +51,7 @@ func rowOf(permit ratelimit.Permit) decide.Row {
 // changeHeld waits for the transaction.
 func (f *Permits) changeHeld(ctx context.Context, op *table.PermitOp) error {
 	begun := time.Now()
-	ctx = f.holding(ctx)
+	ctx = f.Work.Part(ctx) // also after the Store is closed
 	err := f.changeOnce(ctx, op)
 	if !errors.Is(err, errHeld) {
 		return err
@@ -66,12 +67,6 @@ func (f *Permits) changeHeld(ctx context.Context, op *table.PermitOp) error {
 		}
 	}
 	return err
-}
-
-// holding returns a context for operations on held permits, which run even after the Store is
-// closed.
-func (f *Permits) holding(ctx context.Context) context.Context {
-	return f.Work.Part(ctx)
 }
 
 // errHeld reports a permit that is held and whose row a transaction has locked.
@@ -216,16 +211,24 @@ func (f *Permits) ReleaseFunc(ctx context.Context, permit ratelimit.Permit, do f
 
 // Renew extends a permit's lease to end one Lease from now, and returns the renewed permit.
 func (f *Permits) Renew(ctx context.Context, permit ratelimit.Permit) (ratelimit.Permit, error) {
-	asked := time.Now()
-	if several(permit) {
-		return f.renewSet(ctx, permit, asked)
+	op, parts, asked := opsOf(permit), permit.Parts(), time.Now()
+	for _, o := range op.Set() {
+		for _, p := range parts {
+			if p.InFlight.Name == o.Row.Name && p.Key == o.Row.Key.Key {
+				o.Lease = p.InFlight.LeaseOrDefault()
+			}
+		}
 	}
-	op := &table.PermitOp{Row: rowOf(permit), Fence: permit.Fence, Lease: permit.InFlight.LeaseOrDefault()}
 	if err := f.changeHeld(ctx, op); err != nil {
 		return ratelimit.Permit{}, err
 	}
-	permit.At, permit.Until, permit.Asked = op.Done.At, op.Done.Until, asked
-	f.local.Taken(op.Row.Key, permit.Number, permit.Ends())
+	permit.At, permit.Until, permit.Asked = op.Done.At, op.Done.At.Add(permit.InFlight.LeaseOrDefault()), asked
+	permit.With = slices.Clone(permit.With)
+	for i := range permit.With {
+		p := &permit.With[i]
+		p.At, p.Until, p.Asked = permit.At, permit.At.Add(p.InFlight.LeaseOrDefault()), asked
+	}
+	f.taken(op, permit.Ends())
 	return permit, nil
 }
 

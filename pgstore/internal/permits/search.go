@@ -13,10 +13,20 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// Acquire takes a free permit, or returns a refusal.
-func (f *Permits) Acquire(ctx context.Context, limit ratelimit.InFlight, key decide.Key) (ratelimit.Permit, error) {
-	f.local.Meet(key, limit)
-	return f.acquire(ctx, search{limit: limit, look: table.PermitLook{Key: key}})
+// Acquire takes all permits that are asked, or returns the refusal of a limit.
+func (f *Permits) Acquire(ctx context.Context, asked []ratelimit.PermitRequest) (ratelimit.Permit, error) {
+	if f.meet(asked) {
+		return f.acquireSet(ctx, asked)
+	}
+	return f.acquire(ctx, search{limit: asked[0].Limit, look: table.PermitLook{Key: keyOf(asked[0])}})
+}
+
+// meet notes the limits of a caller, and reports whether it asks for several permits.
+func (f *Permits) meet(asked []ratelimit.PermitRequest) (several bool) {
+	for _, r := range asked {
+		f.local.Meet(keyOf(r), r.Limit)
+	}
+	return len(asked) > 1 || asked[0].N > 1
 }
 
 // acquire runs a search. Its limit is the caller's, or the one that holds for a waiter.
@@ -139,15 +149,18 @@ func (s *search) refused(err error) (ratelimit.Permit, error) {
 	return permit, nil
 }
 
-// AcquireIn takes a permit in a caller's transaction. An attempt stands behind a savepoint: if it
-// fails without one, the permit's holder would have to wait for the transaction. Free permits are
+// AcquireIn does in a caller's transaction what Acquire does. An attempt stands behind a savepoint: if
+// it fails without one, the permit's holder would have to wait for the transaction. Free permits are
 // read on another connection if the pool has one, because reading in the transaction would abort
 // others under SERIALIZABLE.
 //
 // Permits are passed over by advisory locks, and any role may hold such a lock. So if only
 // passed-over permits seem free, a few are tried again without the lock.
-func (f *Permits) AcquireIn(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlight, key decide.Key, before func() (granted bool, err error)) (ratelimit.Permit, error) {
-	f.local.Meet(key, limit)
+func (f *Permits) AcquireIn(ctx context.Context, tx pgx.Tx, asked []ratelimit.PermitRequest, before func() (granted bool, err error)) (ratelimit.Permit, error) {
+	if f.meet(asked) {
+		return f.acquireSetIn(ctx, tx, asked, before)
+	}
+	limit, key := asked[0].Limit, keyOf(asked[0])
 	s := search{Permits: f, limit: limit, look: table.PermitLook{Key: key}}
 	for first := true; ; first = false {
 		if s.alone && len(s.vain) == mostTries {
@@ -183,7 +196,7 @@ func (f *Permits) AcquireIn(ctx context.Context, tx pgx.Tx, limit ratelimit.InFl
 func (f *Permits) lookBeside(ctx context.Context, tx pgx.Tx, look *table.PermitLook) error {
 	if f.Pool != nil {
 		if stat := f.Pool.Stat(); stat.AcquiredConns() < stat.MaxConns() {
-			return f.look(f.holding(ctx), look)
+			return f.look(f.Work.Part(ctx), look)
 		}
 	}
 	if err := f.table.LookAtPermitsIn(ctx, tx, look, f.Clock()); err != nil {

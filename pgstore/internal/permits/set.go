@@ -110,29 +110,6 @@ func (f *Permits) changeSetIn(ctx context.Context, tx pgx.Tx, op *table.PermitOp
 	return f.table.ChangePermitSetIn(ctx, tx, set, f.Clock())
 }
 
-func (f *Permits) renewSet(ctx context.Context, permit ratelimit.Permit, asked time.Time) (ratelimit.Permit, error) {
-	op := opsOf(permit)
-	parts := permit.Parts()
-	for _, o := range op.Set() {
-		for _, p := range parts {
-			if p.InFlight.Name == o.Row.Name && p.Key == o.Row.Key.Key {
-				o.Lease = p.InFlight.LeaseOrDefault()
-			}
-		}
-	}
-	if err := f.changeHeld(ctx, op); err != nil {
-		return ratelimit.Permit{}, err
-	}
-	permit.At, permit.Until, permit.Asked = op.Done.At, op.Done.At.Add(permit.InFlight.LeaseOrDefault()), asked
-	permit.With = slices.Clone(permit.With)
-	for i := range permit.With {
-		p := &permit.With[i]
-		p.At, p.Until, p.Asked = permit.At, permit.At.Add(p.InFlight.LeaseOrDefault()), asked
-	}
-	f.taken(op, permit.Ends())
-	return permit, nil
-}
-
 // taken notes that permits are held here.
 func (f *Permits) taken(op *table.PermitOp, until time.Time) {
 	for _, o := range op.Set() {
@@ -154,14 +131,6 @@ type setSearch struct {
 	take  func(*table.PermitOp) (asked bool, err error)
 }
 
-// AcquireSet takes all permits that are asked, or returns the refusal of a limit.
-func (f *Permits) AcquireSet(ctx context.Context, asked []ratelimit.PermitRequest) (ratelimit.Permit, error) {
-	for _, r := range asked {
-		f.local.Meet(keyOf(r), r.Limit)
-	}
-	return f.acquireSet(ctx, asked)
-}
-
 // acquireSet takes all permits of requests, which may have the limits that hold for a waiter.
 func (f *Permits) acquireSet(ctx context.Context, asked []ratelimit.PermitRequest) (ratelimit.Permit, error) {
 	s := f.search(asked)
@@ -175,8 +144,8 @@ func (f *Permits) acquireSet(ctx context.Context, asked []ratelimit.PermitReques
 	return permit, err
 }
 
-// AcquireSetIn does in a caller's transaction what AcquireSet does; see AcquireIn.
-func (f *Permits) AcquireSetIn(ctx context.Context, tx pgx.Tx, asked []ratelimit.PermitRequest, before func() (granted bool, err error)) (ratelimit.Permit, error) {
+// acquireSetIn is AcquireIn for several permits.
+func (f *Permits) acquireSetIn(ctx context.Context, tx pgx.Tx, asked []ratelimit.PermitRequest, before func() (granted bool, err error)) (ratelimit.Permit, error) {
 	s := f.search(asked)
 	s.look = func(look *table.PermitLook) error { return f.lookBeside(ctx, tx, look) }
 	s.take = func(op *table.PermitOp) (bool, error) {

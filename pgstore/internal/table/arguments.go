@@ -13,14 +13,15 @@ import (
 // taking is a change that takes.
 type taking struct {
 	*decide.Change
-	over any // an instant by which the pause that was read is over; NULL for none
+	reserve bool
 }
 
-func takingOf(c *decide.Change, reserve bool) taking {
-	if reserve { // a pause does not stop a reservation
-		return taking{c, pgtype.Timestamptz{InfinityModifier: pgtype.Infinity, Valid: true}}
+// over returns an instant by which the pause that was read is over; NULL for none.
+func (c *taking) over() any {
+	if c.reserve { // a pause does not stop a reservation
+		return pgtype.Timestamptz{InfinityModifier: pgtype.Infinity, Valid: true}
 	}
-	return taking{c, orNull(c.Past)}
+	return orNull(c.Past)
 }
 
 // Give gives tokens to a change's row.

@@ -26,7 +26,7 @@ import "time"
 // twice.
 func bucketTake(c taking, now *time.Time) []any {
 	d := &c.Definition
-	return []any{c.Name, c.Key.Key, int32(c.Shard), d.Capacity, c.Count, now, d.Rate, micros(d.Period), c.Floor, c.over}
+	return []any{c.Name, c.Key.Key, int32(c.Shard), d.Capacity, c.Count, now, d.Rate, d.Micros(), c.Floor, c.over()}
 }
 
 // bucketLean returns the arguments of a take that has less to compute, which makes a transaction
@@ -34,7 +34,7 @@ func bucketTake(c taking, now *time.Time) []any {
 // short by a clock that went back. The caller then reads the row, and takes by bucketTake.
 func bucketLean(c taking, now *time.Time) []any {
 	d := &c.Definition
-	return []any{c.Name, c.Key.Key, int32(c.Shard), d.Capacity, c.Count, now, d.Rate, micros(d.Period), c.Count + c.Floor}
+	return []any{c.Name, c.Key.Key, int32(c.Shard), d.Capacity, c.Count, now, d.Rate, d.Micros(), c.Count + c.Floor}
 }
 
 // bucketMust returns the arguments of a must: a take's, with the mark in the last place.
@@ -50,13 +50,13 @@ func bucketMust(m must, now *time.Time) []any {
 // as the row is refilled. ahead has their number and that end, in seconds since 2000.
 func bucketGive(g *Give, now *time.Time) []any {
 	d := &g.Definition
-	return []any{g.Name, g.Key.Key, int32(g.Shard), d.Capacity, g.Tokens, now, d.Rate, micros(d.Period), g.Most, g.Spent.Spent, spentEnd(d, &g.Spent)}
+	return []any{g.Name, g.Key.Key, int32(g.Shard), d.Capacity, g.Tokens, now, d.Rate, d.Micros(), g.Most, g.Spent.Spent, spentEnd(d, &g.Spent)}
 }
 
 // bucketGrant returns the arguments of a grant, which takes a count from a row with enough tokens.
 func bucketGrant(g *Grant, now *time.Time) []any {
 	d := &g.Definition
-	return []any{g.Name, g.Key.Key, int32(g.Shard), g.Count, g.Need, d.Capacity, d.Rate, micros(d.Period), now}
+	return []any{g.Name, g.Key.Key, int32(g.Shard), g.Count, g.Need, d.Capacity, d.Rate, d.Micros(), now}
 }
 
 // bucketMany returns the arguments of a grant for several rows, in the order given. The statement
@@ -64,7 +64,7 @@ func bucketGrant(g *Grant, now *time.Time) []any {
 // makes the planner expect few rows and find each by the index, even in a plan made while the table
 // was small.
 func bucketMany(m *many, now *time.Time) []any {
-	periods := column(m.definitions, func(g *Grant) float64 { return micros(g.Definition.Period) })
+	periods := column(m.definitions, func(g *Grant) float64 { return g.Definition.Micros() })
 	return append(m.args(), m.capacities(), m.rates(), periods, now)
 }
 

@@ -19,11 +19,11 @@ import "time"
 func calendarTake(c taking, now *time.Time) []any {
 	d := &c.Definition
 	at := around(now)
-	if over, ok := c.over.(*time.Time); ok && over != nil && now == nil {
-		at = *over // the database's clock has shown it
+	if !c.reserve && !c.Past.IsZero() && now == nil {
+		at = c.Past // the database's clock has shown it
 	}
 	edges, had := d.Edges(at)
-	return []any{c.Name, c.Key.Key, int32(c.Shard), d.Capacity, c.Count, now, edges, had, d.Rate, c.Floor, c.over, d.Fresh("", longAgo).TS}
+	return []any{c.Name, c.Key.Key, int32(c.Shard), d.Capacity, c.Count, now, edges, had, d.Rate, c.Floor, c.over(), d.Fresh("", longAgo).TS}
 }
 
 // calendarMust returns the arguments of a calendar's take, with the mark in the last place. If now

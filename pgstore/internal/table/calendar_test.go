@@ -30,13 +30,13 @@ func TestCalendarOfAnotherTime(t *testing.T) {
 			t.Helper()
 			var taken Taken
 			args := []any{change.Name, change.Key.Key, int32(0), d.Capacity, change.Count, nil, edges, had, d.Rate, 0.0, nil, d.Fresh("", longAgo).TS}
-			if err := taken.scan(db.Pool.QueryRow(ctx, table.kinds["calendar"].take.sql, args...), &d, all, nil); err != nil || taken.OK {
+			if err := taken.scan(db.Pool.QueryRow(ctx, table.kinds[bucket.CalendarWindow].take.sql, args...), &d, all, nil); err != nil || taken.OK {
 				t.Errorf("%s, %s: took %+v, %v by edges of another time", name, what, taken, err)
 			}
 			g := Grant{Change: change, Need: 4}
 			g.Count = 4
 			args = []any{g.Name, g.Key.Key, int32(0), g.Count, g.Need, d.Capacity, d.Rate, nil, edges, had}
-			if err := g.scan(db.Pool.QueryRow(ctx, table.kinds["calendar"].grant.sql, args...), nil); err != nil || g.Taken.OK {
+			if err := g.scan(db.Pool.QueryRow(ctx, table.kinds[bucket.CalendarWindow].grant.sql, args...), nil); err != nil || g.Taken.OK {
 				t.Errorf("%s, %s: granted %+v, %v by edges of another time", name, what, g.Taken, err)
 			}
 		}

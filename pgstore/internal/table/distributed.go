@@ -84,12 +84,12 @@ func (t distributedTable) prefetch(ctx context.Context, pool *pgxpool.Pool, g *G
 	if !ok {
 		return nil
 	}
-	last, stop := outlast(ctx)
+	last, stop := Outlast(ctx)
 	defer stop()
 	if err := t.write(last, conn, g.Row, after, out); err != nil {
 		return err
 	}
-	g.Taken = Taken{OK: true, After: after, At: row.At, prefetched: more}
+	g.Taken = Taken{OK: true, After: after, At: row.At, Prefetched: more}
 	g.Taken.charge(&g.Definition, &row.At)
 	return nil
 }

@@ -33,9 +33,6 @@ type Grant struct {
 	turn   bool          // it has had its turn, or needs none
 }
 
-// Extra returns how many tokens a granted Grant prefetched.
-func (g *Grant) Extra() float64 { return g.Taken.prefetched }
-
 // End returns when the lease of a granted Grant ends, on the database's clock.
 func (g *Grant) End() time.Time { return g.ends(g.Taken.After.TS) }
 

@@ -7,9 +7,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/pgratelimit/ratelimit/internal/bucket"
-	"github.com/pgratelimit/ratelimit/internal/slots"
 )
 
 // grant takes the tokens of grants, in the order of their rows, from rows that are not locked.
@@ -57,7 +54,7 @@ func byKind(grants []Grant) (kinds [][]*Grant) {
 		if g.never() {
 			continue
 		}
-		n := slices.IndexFunc(kinds, func(same []*Grant) bool { return same[0].Definition.Statements() == g.Definition.Statements() })
+		n := slices.IndexFunc(kinds, func(same []*Grant) bool { return same[0].Definition.Form() == g.Definition.Form() })
 		if n < 0 {
 			n, kinds = len(kinds), append(kinds, make([]*Grant, 0, len(grants)))
 		}
@@ -79,18 +76,16 @@ func (g *Grant) scan(row pgx.Row, now *time.Time) error {
 	return err
 }
 
-// returned is a row that a grant returned.
+// returned is a row that a grant returned. It has no pause.
 type returned struct {
-	value  float64
-	ts, at moment
-	slots  []float64
-	more   *float64 // tokens prefetched
-	into   [6]any   // room for the fields
+	state
+	at   moment
+	more *float64 // tokens prefetched
 }
 
 // fields returns where to scan a row of a grant like g.
 func (r *returned) fields(g *Grant) []any {
-	fields := append(r.into[:0], &r.value, &r.ts, &r.at)
+	fields := append(r.room[:0], &r.value, &r.ts, &r.at)
 	if g.Definition.Slotted() {
 		fields = append(fields, &r.slots)
 	}
@@ -99,13 +94,10 @@ func (r *returned) fields(g *Grant) []any {
 
 // report sets the outcome of a grant to taken.
 func (r *returned) report(g *Grant, now *time.Time) {
-	g.Taken = Taken{OK: true, After: bucket.State{Value: r.value, TS: r.ts.Time}, At: r.at.Time}
-	if r.slots != nil {
-		g.Taken.After.Slots = slots.Read(r.slots, r.value)
-		r.slots = nil // After keeps a part of it
-	}
+	g.Taken = Taken{At: r.at.Time}
+	g.Taken.After, g.Taken.OK = r.get()
 	if g.TakesExtra() && r.more != nil {
-		g.Taken.prefetched = *r.more
+		g.Taken.Prefetched = *r.more
 	}
 	g.Taken.charge(&g.Definition, now)
 }

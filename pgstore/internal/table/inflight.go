@@ -40,6 +40,18 @@ type PermitOp struct {
 // none.
 type PermitSet []*PermitOp
 
+// columns returns the names, keys and numbers of the operations for which of is true.
+func (s PermitSet) columns(of func(*PermitOp) bool) (names, keys []string, numbers []int32) {
+	for _, op := range s {
+		if of(op) {
+			names, keys, numbers = append(names, op.Row.Name), append(keys, op.Row.Key.Key), append(numbers, int32(op.Row.Shard))
+		}
+	}
+	return names, keys, numbers
+}
+
+func every(*PermitOp) bool { return true }
+
 // PermitDone is the outcome of a PermitOp.
 type PermitDone struct {
 	OK    bool
@@ -180,16 +192,12 @@ func oneTrip(ctx context.Context, pool *pgxpool.Pool, queue func(*pgx.Batch)) er
 
 // queueCreate makes missing rows, after queueChange. It leaves existing rows alone.
 func (t *Table) queueCreate(batch *pgx.Batch, ops []*PermitOp, now *time.Time) {
-	var (
-		names, keys []string
-		numbers     []int32
-		leases      []float64
-	)
+	var leases []float64
+	names, keys, numbers := PermitSet(ops).columns(func(op *PermitOp) bool { return op.New })
 	made := make(map[decide.Row]*PermitOp)
 	for _, op := range ops {
 		if op.New {
-			names, keys = append(names, op.Row.Name), append(keys, op.Row.Key.Key)
-			numbers, leases = append(numbers, int32(op.Row.Shard)), append(leases, micros(op.Lease))
+			leases = append(leases, micros(op.Lease))
 			made[op.Row] = op
 		}
 	}
@@ -214,10 +222,10 @@ func (t *Table) queueCreate(batch *pgx.Batch, ops []*PermitOp, now *time.Time) {
 
 func (t *Table) queueChange(batch *pgx.Batch, ops []*PermitOp, now *time.Time) {
 	n := len(ops)
-	names, keys, numbers := make([]string, n), make([]string, n), make([]int32, n)
+	names, keys, numbers := PermitSet(ops).columns(every)
 	leases, fences, nexts := make([]float64, n), make([]*int64, n), make([]bool, n)
 	for i, op := range ops {
-		names[i], keys[i], numbers[i], leases[i], nexts[i] = op.Row.Name, op.Row.Key.Key, int32(op.Row.Shard), micros(op.Lease), op.Next || op.take()
+		leases[i], nexts[i] = micros(op.Lease), op.Next || op.take()
 		if !op.take() {
 			fences[i] = &op.Fence
 		}

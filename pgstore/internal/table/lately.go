@@ -68,16 +68,3 @@ func (l *Lately) Among(locks func() []int64) (among []int64) {
 func (l *Lately) Has(lock int64) bool {
 	return len(l.Among(func() []int64 { return []int64{lock} })) > 0
 }
-
-// Len returns how many rows are remembered.
-func (l *Lately) Len() (n int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	now := time.Now()
-	for _, until := range l.until {
-		if !until.Before(now) {
-			n++
-		}
-	}
-	return n
-}

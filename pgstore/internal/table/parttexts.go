@@ -44,7 +44,7 @@ func partTexts(text, row string) map[int]string {
 // partArgs returns the arguments of a statement: those of the definition, and then those of each row.
 func partArgs(grants []Grant, now *time.Time) []any {
 	d := &grants[0].Definition
-	args := append(make([]any, 0, 5+4*len(grants)), grants[0].Name, d.Capacity, d.Rate, micros(d.Period), now)
+	args := append(make([]any, 0, 5+4*len(grants)), grants[0].Name, d.Capacity, d.Rate, d.Micros(), now)
 	for i := range grants {
 		g := &grants[i]
 		if args = append(args, g.Key.Key, int32(g.Shard), d.Capacity-g.Count); d.Stepped() {

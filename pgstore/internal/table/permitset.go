@@ -50,18 +50,6 @@ func (s PermitSet) undone() (some bool) {
 	return some
 }
 
-// columns returns the names, keys and numbers of the operations for which of is true.
-func (s PermitSet) columns(of func(*PermitOp) bool) (names, keys []string, numbers []int32) {
-	for _, op := range s {
-		if of(op) {
-			names, keys, numbers = append(names, op.Row.Name), append(keys, op.Row.Key.Key), append(numbers, int32(op.Row.Shard))
-		}
-	}
-	return names, keys, numbers
-}
-
-func every(*PermitOp) bool { return true }
-
 // queueFreePermits puts into a batch the making of rows that may be missing.
 func (t *Table) queueFreePermits(batch *pgx.Batch, s PermitSet) {
 	if names, keys, numbers := s.columns(func(op *PermitOp) bool { return op.New }); len(names) > 0 {

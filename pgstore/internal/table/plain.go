@@ -26,7 +26,7 @@ func (t plainTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Gran
 		return err
 	}
 	defer pooled.Release()
-	ctx, stop := outlast(ctx)
+	ctx, stop := Outlast(ctx)
 	defer stop()
 	return t.grant(ctx, pooled, grants, now)
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
@@ -38,18 +39,18 @@ func TestKeptPlans(t *testing.T) {
 		{"lock", sql.common["lock"], "('{a}', '{k}', '{0}')", "Index Scan"},
 		{"await", sql.common["await"], "('a', 'k', 0)", "Index Scan"},
 		{"write", sql.common["write"], "('{a}', '{k}', '{0}', '{1}', '{now}', '{now}', ARRAY['{1}'])", "Index Scan"},
-		{"bucket_grant", sql.kinds["bucket"].grant.sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
-		{"window_grant", sql.kinds["window"].grant.sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
-		{"slots_grant", sql.kinds["slots"].grant.sql, "('a', 'k', 0, 1, 1, 1, 1, 18, NULL)", "Index Scan"},
-		{"bucket_in_turn", sql.kinds["bucket"].grantInTurn.sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
-		{"window_in_turn", sql.kinds["window"].grantInTurn.sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
-		{"slots_in_turn", sql.kinds["slots"].grantInTurn.sql, "('a', 'k', 0, 1, 1, 1, 1, 18, NULL)", "Index Scan"},
-		{"bucket_many", sql.kinds["bucket"].grantMany.sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL)", "Index Scan"},
-		{"window_many", sql.kinds["window"].grantMany.sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL)", "Index Scan"},
-		{"slots_many", sql.kinds["slots"].prefetch.sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{18}', NULL, '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
-		{"slots_many_in_turn", sql.kinds["slots"].prefetchInTurn.sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{18}', NULL, '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
-		{"prefetch_many", sql.kinds["bucket"].prefetch.sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL, '{1}', '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
-		{"prefetch_in_turn", sql.kinds["bucket"].prefetchInTurn.sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL, '{1}', '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
+		{"bucket_grant", sql.kinds[bucket.TokenBucket].grant.sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
+		{"window_grant", sql.kinds[bucket.FixedWindow].grant.sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
+		{"slots_grant", sql.kinds[bucket.SlidingWindow].grant.sql, "('a', 'k', 0, 1, 1, 1, 1, 18, NULL)", "Index Scan"},
+		{"bucket_in_turn", sql.kinds[bucket.TokenBucket].grantInTurn.sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
+		{"window_in_turn", sql.kinds[bucket.FixedWindow].grantInTurn.sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
+		{"slots_in_turn", sql.kinds[bucket.SlidingWindow].grantInTurn.sql, "('a', 'k', 0, 1, 1, 1, 1, 18, NULL)", "Index Scan"},
+		{"bucket_many", sql.kinds[bucket.TokenBucket].grantMany.sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL)", "Index Scan"},
+		{"window_many", sql.kinds[bucket.FixedWindow].grantMany.sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL)", "Index Scan"},
+		{"slots_many", sql.kinds[bucket.SlidingWindow].prefetch.sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{18}', NULL, '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
+		{"slots_many_in_turn", sql.kinds[bucket.SlidingWindow].prefetchInTurn.sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{18}', NULL, '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
+		{"prefetch_many", sql.kinds[bucket.TokenBucket].prefetch.sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL, '{1}', '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
+		{"prefetch_in_turn", sql.kinds[bucket.TokenBucket].prefetchInTurn.sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL, '{1}', '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
 		{"find", sql.common["find"], "('a', 'k')", "Scan"},
 		{"reset", sql.common["reset"], "('a', 'k')", "Scan"},
 		{"reset_left", sql.common["reset_left"], "('a', 'k')", "Scan"},
@@ -134,7 +135,7 @@ SELECT 'a', 'k' || i, 0, 1e9, clock_timestamp() FROM generate_series(1, $1::int4
 			grant(n)
 		}
 		var kept, planned int
-		noError(t, conn.QueryRow(t.Context(), `SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE statement = $1`, sql.kinds["bucket"].grantMany.sql).Scan(&kept, &planned))
+		noError(t, conn.QueryRow(t.Context(), `SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE statement = $1`, sql.kinds[bucket.TokenBucket].grantMany.sql).Scan(&kept, &planned))
 		if planned > 5 || kept < 80 {
 			t.Errorf("%d rows: planned %d times and kept the plan %d times", rows, planned, kept)
 		}

@@ -73,7 +73,7 @@ func TestPrefetch(t *testing.T) {
 				}
 				want := max(0, min(g.Prefetch, left.Value/2, g.Definition.Capacity/2))
 				after := g.Definition.Spend(left, now, want)
-				if n := g.Extra(); n != want || g.Taken.After.Value != left.Value-want || !g.Taken.After.TS.Equal(after.TS) || !reflect.DeepEqual(g.Taken.After.Slots, after.Slots) {
+				if n := g.Taken.Prefetched; n != want || g.Taken.After.Value != left.Value-want || !g.Taken.After.TS.Equal(after.TS) || !reflect.DeepEqual(g.Taken.After.Slots, after.Slots) {
 					t.Fatalf("%v and %v besides of %v: took %v and left %v, want %v and %v", g.Count, g.Prefetch, before[i], n, g.Taken.After, want, after)
 				}
 				switch want {

@@ -32,7 +32,7 @@ func (t *Table) Unqueueable(d *bucket.Definition) (field string, value any) {
 // no error. Once taken is set, done gets the connection and the error of the statement, and returns
 // the error to report.
 func (t *Table) QueueMust(batch *pgx.Batch, c *decide.Change, mark string, now *time.Time, taken *Taken, done func(session any, err error) error) {
-	k, take := t.of(&c.Definition), takingOf(c, false)
+	k, take := t.of(&c.Definition), taking{c, false}
 	sql, args := k.take.sql, []any(nil)
 	if mark == "" {
 		args = k.take.args(take, now)

@@ -48,7 +48,7 @@ func (t *Table) Return(ctx context.Context, pool *pgxpool.Pool, row decide.Row, 
 		return true, nil
 	}
 	after, out := d.Return(before, readOut(ahead), r, at)
-	ctx, stop := outlast(ctx)
+	ctx, stop := Outlast(ctx)
 	defer stop()
 	err = t.write(ctx, pooled, row, after, out)
 	return err == nil, err

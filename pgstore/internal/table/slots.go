@@ -22,7 +22,7 @@ func slotsTake(c taking, now *time.Time) []any {
 	d := &c.Definition
 	return []any{
 		c.Name, c.Key.Key, int32(c.Shard), d.Rate, c.Count, tick(d), now,
-		origin(d, c.Key.Key, c.Before.TS, now), size(d), c.Floor, c.over,
+		origin(d, c.Key.Key, c.Before.TS, now), size(d), c.Floor, c.over(),
 	}
 }
 

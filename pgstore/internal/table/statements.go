@@ -7,6 +7,8 @@ import (
 	"path"
 	"strings"
 	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 // Each statement on the table is a file, which is sent as it is: only %[1]s stands for the table's
@@ -75,31 +77,31 @@ type kind struct {
 	parts                               map[int]string // grants of several rows of one part of a distributed table, by the number of rows
 }
 
-// kinds returns all kinds by their names, which definitions use.
-func kinds(in func(folder string) texts) map[string]*kind {
-	bucket, window, calendar, slots := in("bucket"), in("window"), in("calendar"), in("slots")
-	return map[string]*kind{
-		"bucket": {
-			must: with(bucket["take_must"], bucketMust),
-			take: with(bucket["take"], bucketTake), takeBare: with(bucket["take_bare"], bucketTake), takeLean: with(bucket["take_lean"], bucketLean), give: with(bucket["give"], bucketGive),
-			grant: with(bucket["grant"], bucketGrant), grantInTurn: with(bucket["grant_in_turn"], bucketGrant),
-			grantMany: with(bucket["grant_many"], bucketMany), parts: partTexts(bucket["grant_part"], bucketRow),
-			prefetch: with(bucket["prefetch_many"], bucketPrefetch), prefetchInTurn: with(bucket["prefetch_many_in_turn"], bucketPrefetch),
+// kindsOf returns the statements of all kinds, whose folders are read by in.
+func kindsOf(in func(folder string) texts) map[bucket.Kind]*kind {
+	level, window, calendar, slots := in("bucket"), in("window"), in("calendar"), in("slots")
+	return map[bucket.Kind]*kind{
+		bucket.TokenBucket: {
+			must: with(level["take_must"], bucketMust),
+			take: with(level["take"], bucketTake), takeBare: with(level["take_bare"], bucketTake), takeLean: with(level["take_lean"], bucketLean), give: with(level["give"], bucketGive),
+			grant: with(level["grant"], bucketGrant), grantInTurn: with(level["grant_in_turn"], bucketGrant),
+			grantMany: with(level["grant_many"], bucketMany), parts: partTexts(level["grant_part"], bucketRow),
+			prefetch: with(level["prefetch_many"], bucketPrefetch), prefetchInTurn: with(level["prefetch_many_in_turn"], bucketPrefetch),
 		},
-		"window": {
+		bucket.FixedWindow: {
 			must: with(window["take_must"], windowMust),
 			take: with(window["take"], windowTake), give: with(window["give"], windowGive), parts: partTexts(window["grant_part"], windowRow),
 			grant: with(window["grant"], bucketGrant), grantInTurn: with(window["grant_in_turn"], bucketGrant),
 			grantMany: with(window["grant_many"], bucketMany),
-			prefetch:  with(bucket["prefetch_many"], bucketPrefetch), prefetchInTurn: with(bucket["prefetch_many_in_turn"], bucketPrefetch),
+			prefetch:  with(level["prefetch_many"], bucketPrefetch), prefetchInTurn: with(level["prefetch_many_in_turn"], bucketPrefetch),
 		},
-		"calendar": {
+		bucket.CalendarWindow: {
 			must: with(calendar["take_must"], calendarMust),
 			take: with(calendar["take"], calendarTake), give: with(window["give"], windowGive), // a give counts no edges
 			grant: with(calendar["grant"], calendarGrant), grantInTurn: with(calendar["grant_in_turn"], calendarGrant),
 			prefetch: with(calendar["prefetch_many"], calendarPrefetch), prefetchInTurn: with(calendar["prefetch_many_in_turn"], calendarPrefetch),
 		},
-		"slots": {
+		bucket.SlidingWindow: {
 			take:  with(slots["take"], slotsTake),
 			grant: with(slots["grant"], slotsGrant), grantInTurn: with(slots["grant_in_turn"], slotsGrant),
 			prefetch: with(slots["prefetch_many"], slotsPrefetch), prefetchInTurn: with(slots["prefetch_many_in_turn"], slotsPrefetch),

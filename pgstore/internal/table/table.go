@@ -31,9 +31,9 @@ type Querier interface {
 // Table holds the statements for one table.
 type Table struct {
 	common, maintenance texts
-	inflight            texts // of limits of how many at once
-	kinds               map[string]*kind
-	name, schema        string // of the table; the schema is "" for the search_path's
+	inflight            texts                 // of limits of how many at once
+	kinds               map[bucket.Kind]*kind // by Form
+	name, schema        string                // of the table; the schema is "" for the search_path's
 	distributed         bool
 	silence             time.Duration
 	noTurns             atomic.Bool          // the role may not use advisory locks
@@ -51,7 +51,7 @@ func New(schema string, distributed bool, silence time.Duration) *Table {
 	}
 	in := textsFor(name.Sanitize(), distributed)
 	return &Table{
-		common: in("common"), maintenance: in("maintenance"), inflight: in("inflight"), kinds: kinds(in),
+		common: in("common"), maintenance: in("maintenance"), inflight: in("inflight"), kinds: kindsOf(in),
 		name: name.Sanitize(), schema: schema, distributed: distributed, silence: silence,
 	}
 }
@@ -60,4 +60,4 @@ func New(schema string, distributed bool, silence time.Duration) *Table {
 func (t *Table) Close() { t.kept.close() }
 
 // of returns the statements for limits of d's kind.
-func (t *Table) of(d *bucket.Definition) *kind { return t.kinds[d.Statements()] }
+func (t *Table) of(d *bucket.Definition) *kind { return t.kinds[d.Form()] }

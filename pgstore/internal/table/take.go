@@ -18,14 +18,14 @@ func (t *Table) Take(ctx context.Context, q Querier, reserve bool, c *decide.Cha
 	if !reserve && k.takeBare.sql != "" {
 		s, read = &k.takeBare, bare
 	}
-	err = taken.scan(q.QueryRow(ctx, s.sql, s.args(takingOf(c, reserve), now)...), &c.Definition, read, now)
+	err = taken.scan(q.QueryRow(ctx, s.sql, s.args(taking{c, reserve}, now)...), &c.Definition, read, now)
 	return taken, err
 }
 
 // QueueTake puts a take into a batch.
 func (t *Table) QueueTake(batch *pgx.Batch, reserve bool, c *decide.Change, now *time.Time, taken *Taken) {
 	s, read := t.of(&c.Definition).taking(reserve, c)
-	batch.Queue(s.sql, s.args(takingOf(c, reserve), now)...).QueryRow(func(row pgx.Row) error {
+	batch.Queue(s.sql, s.args(taking{c, reserve}, now)...).QueryRow(func(row pgx.Row) error {
 		return taken.scan(row, &c.Definition, read, now)
 	})
 }

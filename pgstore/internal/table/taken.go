@@ -19,7 +19,7 @@ type Taken struct {
 
 	Out bucket.Out // of the row, set by gives; zero if nothing was ever prefetched from it
 
-	prefetched float64
+	Prefetched float64 // the tokens that a grant took for a lease
 }
 
 // columns says what a take returns.

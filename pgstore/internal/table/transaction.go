@@ -11,21 +11,13 @@ import (
 
 const beginSQL = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
-// OutlastTime is how long the answer of a statement that prefetches or returns is awaited after its
-// context has ended. The server completes the statement anyway. So tokens that it takes must be
-// returned, and tokens that it may have returned are lost.
-const OutlastTime = 5 * time.Second
-
-// outlast returns a context for a statement that prefetches or returns.
-func outlast(ctx context.Context) (context.Context, context.CancelFunc) {
-	return Outlast(ctx, OutlastTime)
-}
-
-// Outlast returns a context that ends by after ctx has ended, and has no other deadline.
-func Outlast(ctx context.Context, by time.Duration) (context.Context, context.CancelFunc) {
+// Outlast returns a context for a statement that prefetches or returns. It ends five seconds after ctx
+// has ended. The server completes the statement anyway. So tokens that it takes must be returned, and
+// tokens that it may have returned are lost.
+func Outlast(ctx context.Context) (context.Context, context.CancelFunc) {
 	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
-		timer := time.AfterFunc(by, cancel)
+		timer := time.AfterFunc(5*time.Second, cancel)
 		context.AfterFunc(longer, func() { timer.Stop() })
 	})
 	return longer, func() { stop(); cancel() }

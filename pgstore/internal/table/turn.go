@@ -43,7 +43,7 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 	last := ctx // the context of the COMMIT
 	if g.TakesExtra() {
 		var stop context.CancelFunc
-		last, stop = outlast(ctx)
+		last, stop = Outlast(ctx)
 		defer stop()
 	}
 	wait := conn.Awaited

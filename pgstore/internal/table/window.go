@@ -12,8 +12,8 @@ import "time"
 func windowTake(c taking, now *time.Time) []any {
 	d := &c.Definition
 	return []any{
-		c.Name, c.Key.Key, int32(c.Shard), d.Capacity, c.Count, micros(d.Period), now,
-		origin(d, c.Key.Key, c.Before.TS, now), d.Rate, c.Floor, c.over,
+		c.Name, c.Key.Key, int32(c.Shard), d.Capacity, c.Count, d.Micros(), now,
+		origin(d, c.Key.Key, c.Before.TS, now), d.Rate, c.Floor, c.over(),
 	}
 }
 
@@ -29,7 +29,7 @@ func windowMust(m must, now *time.Time) []any {
 func windowGive(g *Give, now *time.Time) []any {
 	d := &g.Definition
 	return []any{
-		g.Name, g.Key.Key, int32(g.Shard), d.Capacity, g.Tokens, micros(d.Period), now,
+		g.Name, g.Key.Key, int32(g.Shard), d.Capacity, g.Tokens, d.Micros(), now,
 		origin(d, g.Key.Key, g.Before.TS, now), g.Most, g.Spent.Spent, spentEnd(d, &g.Spent),
 	}
 }

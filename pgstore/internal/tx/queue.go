@@ -67,7 +67,7 @@ func (q *Queued) of(requests []ratelimit.Request) error {
 
 // ofEnforced sets q to the take for requests without modes.
 func (q *Queued) ofEnforced(requests []ratelimit.Request) (err error) {
-	if q.call, err = q.taker.known.Call(decide.All, false, requests); err != nil {
+	if q.call, err = q.taker.known.Definitions.Call(decide.All, false, nil, requests); err != nil {
 		return err
 	}
 	for i := range q.call.Demands {

@@ -43,6 +43,10 @@ type Func = func(pgx.Tx, ratelimit.Result) error
 // Run takes for requests and runs do in one transaction. It also returns a result whose transaction
 // was rolled back.
 func (r *Runner) Run(ctx context.Context, w *watch.Watch, reserve bool, requests []ratelimit.Request, do Func) (ratelimit.Result, error) {
+	if call, ok := r.known.Definitions.Plain(decide.All, reserve, nil, requests); ok {
+		u := run{Runner: r, watch: w, do: do, call: call}
+		return u.run(ctx)
+	}
 	if decide.Moded(requests) {
 		return r.runByMode(ctx, w, reserve, requests, do)
 	}
@@ -83,7 +87,7 @@ func (r *Runner) runEnforced(ctx context.Context, w *watch.Watch, reserve bool, 
 	u := run{Runner: r, watch: w, do: do}
 	if !noTake {
 		var err error
-		if u.call, err = r.known.Call(decide.All, reserve, requests); err != nil {
+		if u.call, err = r.known.Definitions.Call(decide.All, reserve, nil, requests); err != nil {
 			return ratelimit.Result{}, err
 		}
 	}
@@ -127,8 +131,10 @@ func (u *run) run(ctx context.Context) (ratelimit.Result, error) {
 	err := u.RetryCounted(ctx, func() { u.watch.Retries++ }, func() error { return u.attempt(ctx) })
 	if err == nil && u.result.OK {
 		receipt.Committed(u.result.Receipt)
-		for i := range u.rows.Demands { // again, now that other transactions see it
-			u.known.Changed(u.rows.Demands[i].KeyOf())
+		if u.memory != nil {
+			for i := range u.rows.Demands { // again, now that other transactions see it
+				u.known.Changed(u.rows.Demands[i].KeyOf())
+			}
 		}
 	}
 	return u.result, err

@@ -39,19 +39,20 @@ func (b *Taker) Decide(ctx context.Context, tx pgx.Tx, verb decide.Verb, reserve
 	if err := conn.UsableIn(tx); err != nil {
 		return ratelimit.Result{}, err
 	}
+	if call, ok := b.known.Definitions.Plain(verb, reserve, nil, requests); ok {
+		return b.takeOne(ctx, tx, &call)
+	}
 	if decide.Moded(requests) {
 		return decide.ByMode(verb, b.Instant(), requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
 			return b.Decide(ctx, tx, verb, reserve, left)
 		})
 	}
-	call, err := b.known.Call(verb, reserve, requests)
+	call, err := b.known.Definitions.Call(verb, reserve, nil, requests)
 	switch {
 	case err != nil:
 		return ratelimit.Result{}, err
 	case verb == decide.Look:
 		return b.checkTx(ctx, tx, &call)
-	case call.Plain:
-		return b.takeOne(ctx, tx, &call)
 	case call.OnLockedRows():
 		result, _, err := b.takeLocked(ctx, tx, &pgx.Batch{}, &call)
 		return result, err

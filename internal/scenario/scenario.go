@@ -1,4 +1,6 @@
-package main
+// Package scenario reads the scenarios of testdata/conformance, which say what every store must answer,
+// and puts their calls to stores.
+package scenario
 
 import (
 	"bytes"
@@ -19,26 +21,28 @@ import (
 // same.
 var usual = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// A scenario is a file of calls.
-type scenario struct {
-	name  string
-	base  time.Time // from which it counts
-	calls []call
+// A Scenario is a file of calls.
+type Scenario struct {
+	Name  string
+	Calls []Call
+
+	base time.Time // from which it counts
 }
 
-// A call is one line of a scenario, with the limits that it names looked up.
-type call struct {
-	line     int
-	base     time.Time
-	at       time.Time
-	do       string
-	reserve  bool // check only
-	requests []ratelimit.Request
-	until    time.Time       // pause only
-	of       int             // settle only: the number of the call that took
-	used     float64         // settle only
-	to       ratelimit.Limit // change only
-	want     *want
+// A Call is one line of a scenario, with the limits that it names looked up.
+type Call struct {
+	Line     int
+	At       time.Time
+	Do       string
+	Requests []ratelimit.Request
+	Want     *Want
+
+	base    time.Time
+	reserve bool            // check only
+	until   time.Time       // pause only
+	of      int             // settle only: the number of the call that took
+	used    float64         // settle only
+	to      ratelimit.Limit // change only
 }
 
 // Calls that take several limits at once, and those that do not.
@@ -48,10 +52,10 @@ var (
 	takes     = []string{"allow", "reserve", "at most"} // that can be settled
 )
 
-// parseScenario reads a whole scenario, so that nothing of a malformed one is
+// Parse reads a whole scenario, so that nothing of a malformed one is
 // replayed. Errors name the file and the line.
-func parseScenario(name string, text []byte) (scenario, error) {
-	s := scenario{name: name, base: usual}
+func Parse(name string, text []byte) (Scenario, error) {
+	s := Scenario{Name: name, base: usual}
 	limits := map[string]ratelimit.Limit{}
 	n := 0
 	for line := range bytes.Lines(text) {
@@ -62,14 +66,14 @@ func parseScenario(name string, text []byte) (scenario, error) {
 		}
 		c, err := s.parseLine(line, limits)
 		if err != nil {
-			return scenario{}, badInput{fmt.Errorf("%s:%d: %w", name, n, err)}
+			return Scenario{}, fmt.Errorf("%s:%d: %w", name, n, err)
 		}
 		if c != nil {
-			if err := c.settles(s.calls); err != nil {
-				return scenario{}, badInput{fmt.Errorf("%s:%d: %w", name, n, err)}
+			if err := c.settles(s.Calls); err != nil {
+				return Scenario{}, fmt.Errorf("%s:%d: %w", name, n, err)
 			}
-			c.line = n
-			s.calls = append(s.calls, *c)
+			c.Line = n
+			s.Calls = append(s.Calls, *c)
 		}
 	}
 	return s, nil
@@ -77,13 +81,13 @@ func parseScenario(name string, text []byte) (scenario, error) {
 
 // settles is the error of a settle that is not of one of the calls before it that can
 // be settled.
-func (c *call) settles(before []call) error {
+func (c *Call) settles(before []Call) error {
 	switch {
-	case c.do != "settle":
+	case c.Do != "settle":
 		return nil
 	case c.of < 0 || c.of >= len(before):
 		return fmt.Errorf("of %d: there are %d calls before this one, counted from 0", c.of, len(before))
-	case !slices.Contains(takes, before[c.of].do) || len(before[c.of].requests) != 1:
+	case !slices.Contains(takes, before[c.of].Do) || len(before[c.of].Requests) != 1:
 		return fmt.Errorf("of %d: want a call of one limit that is one of %s", c.of, strings.Join(takes, ", "))
 	}
 	return nil
@@ -92,16 +96,16 @@ func (c *call) settles(before []call) error {
 // parseLine returns the call of a line. It returns nil if it has added the line's definition
 // to limits, where it replaces an earlier one of that name, or if the line is the
 // scenario's base instant.
-func (s *scenario) parseLine(text []byte, limits map[string]ratelimit.Limit) (*call, error) {
+func (s *Scenario) parseLine(text []byte, limits map[string]ratelimit.Limit) (*Call, error) {
 	var kind struct {
 		Limit json.RawMessage `json:"limit"`
 		Base  json.RawMessage `json:"base"`
 	}
-	if err := decode(text, &kind, false); err != nil {
+	if err := Decode(text, &kind, false); err != nil {
 		return nil, err
 	}
 	if kind.Base != nil {
-		if len(limits) > 0 || len(s.calls) > 0 {
+		if len(limits) > 0 || len(s.Calls) > 0 {
 			return nil, errors.New(`"base" must come before all definitions and calls`)
 		}
 		return nil, s.parseBase(text)
@@ -117,11 +121,11 @@ func (s *scenario) parseLine(text []byte, limits map[string]ratelimit.Limit) (*c
 	return nil, nil
 }
 
-func (s *scenario) parseBase(text []byte) error {
+func (s *Scenario) parseBase(text []byte) error {
 	var line struct {
 		Base string `json:"base"`
 	}
-	if err := decode(text, &line, true); err != nil {
+	if err := Decode(text, &line, true); err != nil {
 		return err
 	}
 	base, err := time.Parse(time.RFC3339Nano, line.Base)
@@ -133,11 +137,11 @@ func (s *scenario) parseBase(text []byte) error {
 }
 
 // parseLimit returns the limit of a line.
-func (s *scenario) parseLimit(text []byte) (ratelimit.Limit, error) {
+func (s *Scenario) parseLimit(text []byte) (ratelimit.Limit, error) {
 	var line struct {
 		Limit definitionText `json:"limit"`
 	}
-	if err := decode(text, &line, true); err != nil {
+	if err := Decode(text, &line, true); err != nil {
 		return nil, err
 	}
 	return s.limit(line.Limit)
@@ -147,11 +151,11 @@ func (s *scenario) parseLimit(text []byte) (ratelimit.Limit, error) {
 // after the base instant.
 type definitionText map[string]json.RawMessage
 
-func (s *scenario) limit(text definitionText) (ratelimit.Limit, error) {
-	var start *duration
+func (s *Scenario) limit(text definitionText) (ratelimit.Limit, error) {
+	var start *Duration
 	if raw, ok := text["start"]; ok {
 		if err := json.Unmarshal(raw, &start); err != nil {
-			return nil, plain(err)
+			return nil, Plain(err)
 		}
 	}
 	if start != nil {
@@ -170,7 +174,7 @@ func (s *scenario) limit(text definitionText) (ratelimit.Limit, error) {
 
 // callLine is a call as it is written. Pointers tell what was left out.
 type callLine struct {
-	At      *duration      `json:"at"`
+	At      *Duration      `json:"at"`
 	Do      string         `json:"do"`
 	Limit   *string        `json:"limit"`
 	Key     *string        `json:"key"`
@@ -178,10 +182,10 @@ type callLine struct {
 	Above   *float64       `json:"above"`
 	All     []ask          `json:"all"` // in place of the four above
 	Reserve *bool          `json:"reserve"`
-	Until   *duration      `json:"until"`
+	Until   *Duration      `json:"until"`
 	Of      *int           `json:"of"`
 	To      definitionText `json:"to"`
-	Want    *want          `json:"want"`
+	Want    *Want          `json:"want"`
 }
 
 // ask is the part of a call for one limit.
@@ -194,21 +198,21 @@ type ask struct {
 
 func (l callLine) one() ask { return ask{l.Limit, l.Key, l.Count, l.Above} }
 
-func (s *scenario) parseCall(text []byte, limits map[string]ratelimit.Limit) (*call, error) {
+func (s *Scenario) parseCall(text []byte, limits map[string]ratelimit.Limit) (*Call, error) {
 	var line callLine
-	if err := decode(text, &line, true); err != nil {
+	if err := Decode(text, &line, true); err != nil {
 		return nil, err
 	}
 	if err := line.validate(); err != nil {
 		return nil, err
 	}
-	c := &call{base: s.base, at: line.At.after(s.base), do: line.Do, want: line.Want}
+	c := &Call{base: s.base, At: line.At.after(s.base), Do: line.Do, Want: line.Want}
 	if line.Of != nil {
 		c.of, c.used = *line.Of, orElse(line.Count, 1)
 		return c, nil
 	}
 	var err error
-	if c.requests, err = line.requests(limits); err != nil {
+	if c.Requests, err = line.requests(limits); err != nil {
 		return nil, err
 	}
 	if line.To != nil {
@@ -281,23 +285,23 @@ func orElse[T any](p *T, otherwise T) T {
 	return *p
 }
 
-// duration is written as Go writes durations: "1m30s".
-type duration time.Duration
+// Duration is written as Go writes durations: "1m30s".
+type Duration time.Duration
 
-func (d *duration) UnmarshalText(text []byte) error {
+func (d *Duration) UnmarshalText(text []byte) error {
 	v, err := time.ParseDuration(string(text))
-	*d = duration(v)
+	*d = Duration(v)
 	return err
 }
 
-func (d duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
+func (d Duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
 
 // after is the instant that far after a base instant.
-func (d duration) after(base time.Time) time.Time { return base.Add(time.Duration(d)) }
+func (d Duration) after(base time.Time) time.Time { return base.Add(time.Duration(d)) }
 
-// decode reads the one JSON value in text, without or with fields that v has
+// Decode reads the one JSON value in text, without or with fields that v has
 // not.
-func decode(text []byte, v any, strict bool) error {
+func Decode(text []byte, v any, strict bool) error {
 	if !utf8.Valid(text) {
 		return errors.New("not valid UTF-8")
 	}
@@ -306,7 +310,7 @@ func decode(text []byte, v any, strict bool) error {
 		d.DisallowUnknownFields()
 	}
 	if err := d.Decode(v); err != nil {
-		return plain(err)
+		return Plain(err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return errors.New("unexpected text after the JSON object")
@@ -314,9 +318,10 @@ func decode(text []byte, v any, strict bool) error {
 	return nil
 }
 
-// plain says errors of encoding/json without the names of Go's types.
-func plain(err error) error {
-	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+// Plain says errors of encoding/json without the names of Go's types.
+func Plain(err error) error {
+	var e *json.UnmarshalTypeError
+	if errors.As(err, &e) {
 		if e.Field == "" {
 			return fmt.Errorf("unexpected %s, want a JSON object", e.Value)
 		}
