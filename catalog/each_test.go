@@ -254,6 +254,31 @@ func TestEditorThatWaitsSaysForWhom(t *testing.T) {
 	}))
 }
 
+// An edit for all keys without a deadline waits for another edit no longer than the Timeout, at its
+// beginning (a raise) and at its end (a change of the mode).
+func TestEditOfAllKeysIsBounded(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	store := newKeeper(t, db, nil).store
+	c, _ := newCatalog(t, db, func(c *catalog.Config) { c.Store, c.Timeout = store, 100*time.Millisecond })
+	holder, err := db.Pool.Begin(t.Context())
+	must(t, err)
+	defer func() { _ = holder.Rollback(context.Background()) }()
+	must(t, errOf(c.SetTx(t.Context(), holder, "api", "a", catalog.Override{Rate: 300})))
+	for _, o := range []catalog.Override{{Rate: 300}, {Mode: ratelimit.ModeShadow}} {
+		made := make(chan error, 1)
+		go func() { made <- errOf(c.Set(t.Context(), "monthly", catalog.AllKeys, o)) }()
+		select {
+		case err := <-made:
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%v: got %v", o, err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatalf("%v: still waits", o)
+		}
+	}
+}
+
 // Edits in one transaction lock all rows before others who edit must wait: one that waits for a row keeps
 // nobody from editing another limit, and two in turn do not wait for each other.
 func TestSetEachWaitsForRowsFirst(t *testing.T) {

@@ -11,7 +11,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/internal/intx"
 )
 
 const (
@@ -334,7 +333,7 @@ func (c *Catalog) replace(ctx context.Context, all []ratelimit.Replacement) ([]r
 // batches, and then writes the definition. If the process dies in between, the rows are completed
 // to the definition in force, as they were before.
 func (c *Catalog) keepAll(ctx context.Context, name string, by *Override, agreed *Edit) (made Edit, err error) {
-	known, version, at, err := c.table.pending(ctx, c.table.pool, name, AllKeys, c.config.Clock)
+	known, version, at, err := c.pendingOfAll(ctx, name)
 	if err == nil {
 		err = c.Refresh(ctx)
 	}
@@ -375,11 +374,11 @@ func (c *Catalog) besideEdits(ctx context.Context, k *keeping, by *Override, agr
 		if err := do(); !errors.Is(err, errAgain) || !k.most.marks() {
 			return err
 		}
-		known, version, _, err := c.table.pending(ctx, c.table.pool, k.edit.Name, AllKeys, c.config.Clock)
+		known, version, _, err := c.pendingOfAll(ctx, k.edit.Name)
 		if err != nil {
 			return err
 		}
-		keys, err := c.table.changedSince(ctx, k.edit.Name, k.version)
+		keys, err := c.changedSince(ctx, k.edit.Name, k.version)
 		if err == nil {
 			err = c.Refresh(ctx)
 		}
@@ -403,7 +402,7 @@ func (c *Catalog) besideEdits(ctx context.Context, k *keeping, by *Override, agr
 				return err
 			}
 		}
-		if k.pending, _, _, err = c.table.pending(ctx, c.table.pool, k.edit.Name, AllKeys, c.config.Clock); err != nil {
+		if k.pending, _, _, err = c.pendingOfAll(ctx, k.edit.Name); err != nil {
 			return err // read again with the entries of these keys
 		}
 	}
@@ -439,7 +438,7 @@ func (c *Catalog) define(ctx context.Context, k *keeping, by *Override, agreed *
 	if len(k.paused) > 0 {
 		err = c.config.Store.ReplaceFunc(ctx, requests(k.limit, k.paused), do)
 	} else {
-		err = intx.Do(ctx, c.table.pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return do(ctx, tx) })
+		err = c.transact(ctx, do)
 	}
 	if err == nil && k.most.cuts() {
 		_, _ = c.Complete(ctx) // otherwise another process completes it
@@ -449,7 +448,7 @@ func (c *Catalog) define(ctx context.Context, k *keeping, by *Override, agreed *
 
 // begin writes the pending entry of an edit before any row has its mark.
 func (c *Catalog) begin(ctx context.Context, k *keeping) error {
-	return intx.Do(ctx, c.table.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+	return c.transact(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		err := c.table.lock(ctx, tx)
 		if err == nil {
 			err = c.unchanged(ctx, tx, k)

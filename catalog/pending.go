@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/internal/intx"
 )
 
 const (
@@ -54,11 +53,20 @@ func (t *table) pending(ctx context.Context, q querier, name, key string, clock 
 	return all, version, at, fault("read what is pending", err)
 }
 
-// changedSince returns the keys of a limit that have changed since a version.
+// pendingOfAll reads the entries of all keys of a limit, as pending does.
+func (c *Catalog) pendingOfAll(ctx context.Context, name string) (all []pending, version int64, at time.Time, err error) {
+	ctx, cancel := c.bounded(ctx)
+	defer cancel()
+	return c.table.pending(ctx, c.table.pool, name, AllKeys, c.config.Clock)
+}
+
 const changedSince = `SELECT DISTINCT h.key FROM rate_limit_history AS h WHERE h.name = $1::text AND h.version > $2::int8`
 
-func (t *table) changedSince(ctx context.Context, name string, version int64) (keys []string, err error) {
-	rows, err := t.pool.Query(ctx, t.sql(changedSince), name, version)
+// changedSince returns the keys of a limit that have changed since a version.
+func (c *Catalog) changedSince(ctx context.Context, name string, version int64) (keys []string, err error) {
+	ctx, cancel := c.bounded(ctx)
+	defer cancel()
+	rows, err := c.table.pool.Query(ctx, c.table.sql(changedSince), name, version)
 	var key *string
 	if err == nil {
 		_, err = pgx.ForEachRow(rows, []any{&key}, func() error { keys = append(keys, keyOf(key)); return nil })
@@ -245,7 +253,7 @@ func (c *Catalog) complete(ctx context.Context, p *pending) (keys int, err error
 	f := c.families()[p.name]
 	if f == nil || f.published == nil || f.published.inFlight != nil || len(p.by) == 0 {
 		p.by = nil
-		return 0, c.table.endPending(ctx, c.table.pool, p, 0, nil)
+		return 0, c.transact(ctx, func(ctx context.Context, tx pgx.Tx) error { return c.table.endPending(ctx, tx, p, 0, nil) })
 	}
 	limit := f.published.Limit()
 	raise := func(some []string, last bool) error {
@@ -276,7 +284,7 @@ func (c *Catalog) complete(ctx context.Context, p *pending) (keys int, err error
 	if err = c.completeEach(ctx, limit, p, func(some []string) error { return raise(some, false) }); err != nil {
 		return keys, err
 	}
-	return keys, intx.Do(ctx, c.table.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+	return keys, c.transact(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		if err := c.table.release(ctx, tx, p.name, apart(p.mark), 0, c.config.Clock); err != nil {
 			return err
 		}

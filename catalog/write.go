@@ -14,19 +14,21 @@ func (c *Catalog) alone(ctx context.Context, do func(context.Context, pgx.Tx) er
 	if err := c.usable(); err != nil {
 		return err
 	}
-	ctx, cancel := c.bounded(ctx)
-	defer cancel()
-	var err error
-	if c.memory != nil {
-		err = do(ctx, nil)
-	} else {
-		err = intx.Do(ctx, c.table.pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return do(ctx, tx) })
-	}
-	if err != nil {
+	if err := c.transact(ctx, do); err != nil {
 		return err
 	}
 	_ = c.Refresh(ctx) // the change is committed; another reading will see it
 	return nil
+}
+
+// transact runs do in a transaction of its own, for Config.Timeout at most if ctx has no deadline.
+func (c *Catalog) transact(ctx context.Context, do func(context.Context, pgx.Tx) error) error {
+	ctx, cancel := c.bounded(ctx)
+	defer cancel()
+	if c.memory != nil {
+		return do(ctx, nil)
+	}
+	return intx.Do(ctx, c.table.pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return do(ctx, tx) })
 }
 
 // write waits until no other edit is under way, calls locked, reads the rows of an edit, and writes

@@ -466,3 +466,23 @@ func TestEditThatEndsInCommit(t *testing.T) {
 	})
 	must(t, err)
 }
+
+// An edit that only waits for rows commits nothing: a COMMIT without an answer would be an edit that may
+// be done.
+func TestEditThatWaitsCommitsNothing(t *testing.T) {
+	t.Parallel()
+	var seen atomic.Int64
+	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = commits{&seen} }))
+	store, limit := newStore(t, db), slow("l", 10)
+	a, b := limit.For("a"), limit.For("b")
+	mustAllow(t, store, a)
+	mustAllow(t, store, b)
+	holder := begin(t, db, pgx.ReadCommitted)
+	takeIn(t, store, holder, b)
+	before := seen.Load()
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if _, err := store.PauseEach(ctx, []ratelimit.Request{a, b}, time.Hour); !isLocked(err) || seen.Load() != before {
+		t.Errorf("got %v after %d COMMITs, want ErrLocked after none", err, seen.Load()-before)
+	}
+}

@@ -147,6 +147,29 @@ func TestLockTimeoutIsNamed(t *testing.T) {
 	}
 }
 
+// So is an error of permits.
+func TestLockTimeoutOfPermitsIsNamed(t *testing.T) {
+	t.Parallel()
+	db, store := setUp(t)
+	one, two := ratelimit.InFlight{Name: "limit 1", Limit: 1}, ratelimit.InFlight{Name: "limit 2", Limit: 2}
+	for name, request := range map[string]ratelimit.PermitRequest{
+		`limit "limit 1"`:              one.For("the key"),
+		`limit "limit 1" or "limit 2"`: one.For("another key").And(two.For("another key")),
+	} {
+		permit, err := store.Permits().Acquire(t.Context(), request)
+		must(t, err)
+		holder := begin(t, db, pgx.ReadCommitted)
+		must(t, store.Permits().ReleaseTx(t.Context(), holder, permit))
+		tx := begin(t, db, pgx.ReadCommitted)
+		mustExec(t, tx, "SET LOCAL lock_timeout = 10")
+		if err := store.Permits().ReleaseTx(t.Context(), tx, permit); !isLocked(err) || !strings.Contains(err.Error(), name) || strings.Contains(err.Error(), " key") {
+			t.Errorf("got %v, want ErrLocked that names %s", err, name)
+		}
+		end(t, tx.Rollback)
+		end(t, holder.Rollback)
+	}
+}
+
 // So does a transaction of the store's that its session's lock_timeout ended.
 func TestLockTimeoutOfTheRunnerIsNamed(t *testing.T) {
 	t.Parallel()

@@ -48,7 +48,7 @@ func (f *Permits) apply(ctx context.Context, op *table.PermitOp) error {
 		}
 		err = ctx.Err() // the statement was canceled after all its callers gave up
 	}
-	return f.Fault("change a permit", err)
+	return f.FaultOf("change a permit of", op.Names(), err)
 }
 
 // look looks at the permits of a key.
@@ -64,7 +64,7 @@ func (f *Permits) look(ctx context.Context, look *table.PermitLook) error {
 	defer end()
 	c := &lookCall{look: look}
 	if _, err := f.looks.Do(ctx, c); err != nil {
-		return f.Fault("look", err)
+		return f.FaultOf("look at", []string{look.Key.Name}, err)
 	}
 	return c.err
 }
@@ -154,7 +154,7 @@ func (f *Permits) change(ctx context.Context, tickets []*ticket) {
 		return
 	}
 	for _, t := range tickets {
-		t.Value.err = f.Fault("change a permit", err)
+		t.Value.err = f.FaultOf("change a permit of", t.Value.op.Names(), err)
 	}
 }
 
@@ -196,7 +196,7 @@ func (f *Permits) serveLooks(ctx context.Context, tickets []*batch.Ticket[*lookC
 	err := f.Retry(ctx, func() error { return f.table.LookAtPermits(ctx, f.Pool, looks, f.Clock()) })
 	for _, t := range tickets {
 		if err != nil {
-			t.Value.err = f.Fault("look", err)
+			t.Value.err = f.FaultOf("look at", []string{t.Value.look.Key.Name}, err)
 		} else if seen := first[idOf(t.Value.look)]; seen != t.Value.look {
 			*t.Value.look = *seen
 		}

@@ -109,7 +109,7 @@ func (c *collector) collect(ctx context.Context, r ratelimit.PermitRequest) (*ra
 	case conn.TimedOut(err):
 		return nil, nil
 	case err != nil:
-		return nil, c.Fault("collect permits", err)
+		return nil, c.FaultOf("collect permits of", []string{c.key.Name}, err)
 	case col.Turn != began: // the turn is lost; or all permits are there, and a transaction may still give the waiter one more
 		c.abandon(began)
 	}

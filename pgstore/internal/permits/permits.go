@@ -87,7 +87,7 @@ func (f *Permits) changeOnce(ctx context.Context, op *table.PermitOp) error {
 	held, err := f.table.HoldsPermits(looking, f.Pool, op.Set(), f.Clock())
 	switch {
 	case err != nil:
-		return f.Fault("look", err)
+		return f.FaultOf("look at", op.Names(), err)
 	case held:
 		return errHeld
 	}
@@ -180,7 +180,7 @@ func (f *Permits) ReleaseIn(ctx context.Context, tx pgx.Tx, permit ratelimit.Per
 	f.table.QueuePermit(&batch, op, f.Clock())
 	switch err := tx.SendBatch(ctx, &batch).Close(); {
 	case err != nil:
-		return f.Fault("release a permit", err)
+		return f.FaultOf("release a permit of", op.Names(), err)
 	case !op.Done.OK:
 		return lost(op.Row)
 	}

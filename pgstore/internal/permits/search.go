@@ -182,7 +182,7 @@ func (f *Permits) AcquireIn(ctx context.Context, tx pgx.Tx, asked []ratelimit.Pe
 		}
 		if err := f.table.ChangePermitSetIn(ctx, tx, table.PermitSet{op}, f.Clock()); err != nil {
 			s.missed(op)
-			return ratelimit.Permit{}, f.Fault("take a permit", err)
+			return ratelimit.Permit{}, f.FaultOf("take a permit of", op.Names(), err)
 		}
 		if op.Done.OK { // the process does not learn how the transaction ends
 			f.local.Lost(key, op.Row.Shard)
@@ -199,5 +199,8 @@ func (f *Permits) lookBeside(ctx context.Context, tx pgx.Tx, look *table.PermitL
 			return f.look(f.Work.Part(ctx), look)
 		}
 	}
-	return f.table.LookAtPermitsIn(ctx, tx, look, f.Clock())
+	if err := f.table.LookAtPermitsIn(ctx, tx, look, f.Clock()); err != nil {
+		return f.FaultOf("look at", []string{look.Key.Name}, err)
+	}
+	return nil
 }

@@ -94,7 +94,7 @@ func (f *Permits) releaseSet(ctx context.Context, permit ratelimit.Permit) error
 func (f *Permits) releaseSetIn(ctx context.Context, tx pgx.Tx, permit ratelimit.Permit) error {
 	op := opsOf(permit)
 	if err := f.changeSetIn(ctx, tx, op); err != nil {
-		return f.Fault("release a permit", err)
+		return f.FaultOf("release a permit of", op.Names(), err)
 	}
 	if !op.Done.OK {
 		return lost(op.Row)
@@ -153,7 +153,7 @@ func (f *Permits) acquireSetIn(ctx context.Context, tx pgx.Tx, asked []ratelimit
 			return false, err
 		}
 		if err := f.changeSetIn(ctx, tx, op); err != nil {
-			return true, f.Fault("take a permit", err)
+			return true, f.FaultOf("take a permit of", op.Names(), err)
 		}
 		return true, nil
 	}

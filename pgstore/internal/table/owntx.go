@@ -1,6 +1,7 @@
 package table
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,15 +57,23 @@ func (t *Table) Run(ctx context.Context, c *conn.Conn, own OwnTx) error {
 	return err
 }
 
+// errAwaited rolls back a transaction that only waited: a COMMIT might have no answer, and a caller would
+// be told that its edit may be done.
+var errAwaited = errors.New("pgstore: waited for a row")
+
 // awaitOne waits for the first row that another transaction has locked, and keeps no row locked. It
 // moves that row to the front.
 func (t *Table) awaitOne(ctx context.Context, c *conn.Conn, rows []decide.Row) error {
 	await := func(row decide.Row, wait time.Duration) error {
-		return t.transact(ctx, c, wait, func(ctx context.Context, tx pgx.Tx) error {
+		err := t.transact(ctx, c, wait, func(ctx context.Context, tx pgx.Tx) error {
 			var batch pgx.Batch
 			t.QueueAwait(&batch, row)
-			return tx.SendBatch(ctx, &batch).Close()
+			return cmp.Or(tx.SendBatch(ctx, &batch).Close(), errAwaited)
 		}, nil)
+		if errors.Is(err, errAwaited) {
+			return nil
+		}
+		return err
 	}
 	for i, row := range rows {
 		if err := await(row, conn.PassOver); !conn.TimedOut(err) {

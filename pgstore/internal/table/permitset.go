@@ -15,6 +15,16 @@ import (
 // Set returns the set of an operation and its Rest.
 func (op *PermitOp) Set() PermitSet { return append(PermitSet{op}, op.Rest...) }
 
+// Names returns the names of the limits of an operation and its Rest, one for each permit.
+func (op *PermitOp) Names() []string {
+	set := op.Set()
+	names := make([]string, len(set))
+	for i, o := range set {
+		names[i] = o.Row.Name
+	}
+	return names
+}
+
 // Clone returns a copy of an operation and its Rest.
 func (op *PermitOp) Clone() *PermitOp {
 	c := *op
