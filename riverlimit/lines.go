@@ -489,6 +489,9 @@ func (l *lines) look(at time.Time, last bool) {
 			ctx, cancel := context.WithTimeout(context.Background(), wakeTimeout)
 			err := l.alone(ctx, func(tx pgx.Tx) error { return wake(ctx, tx, l.wakeStatement(river), some) })
 			cancel()
+			if last && err != nil {
+				return // the program may have closed the pool; a line is looked at by others, and within a lease
+			}
 			l.looked(some, err)
 		}
 	}
