@@ -52,3 +52,27 @@ func TestEscrowKeepsARaise(t *testing.T) {
 		}
 	}
 }
+
+// A receipt from before a raise that is settled while tokens are held does not cut what that added.
+func TestEscrowSettlesAfterARaise(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]struct{ from, to ratelimit.Limit }{
+		"bucket": {slow("bucket", 1e5), slow("bucket", 1e6)},
+		"window": {slowWindow("window", 1e5), slowWindow("window", 1e6)},
+	} {
+		for mode, portable := range map[string]bool{"": false, " portable": true} {
+			t.Run(name+mode, func(t *testing.T) {
+				t.Parallel()
+				store, sent, db := holding(t, pgstore.MaxEscrow, isPortable(portable))
+				paid, err := store.Allow(t.Context(), change.from.ForN("k", 2))
+				mustTake(t, paid, err)
+				by, used := newStore(t, db), 1+warm(t, store, sent, change.from.For("k"))
+				must(t, errOf(by.Change(t.Context(), change.from, change.to, "k")))
+				must(t, errOf(by.Settle(t.Context(), paid.Receipt, 1)))
+				if left := leftOf(t, by, change.to, "k"); left > 1e6-used+1 || left < 1e6-1000 {
+					t.Errorf("%v are left of 1e6, want all but the %v that were used, and what is held", left, used)
+				}
+			})
+		}
+	}
+}
