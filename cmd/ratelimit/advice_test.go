@@ -235,8 +235,11 @@ var followed = map[string]func(p *patient){
 			"DROP TABLE rate_limits CASCADE":                                           "(table rate_limits)",
 		} {
 			p.exec(drop)
-			details := ""
-			for _, f := range p.doctor("migrations") {
+			details, broken := "", p.doctor("migrations")
+			for _, f := range p.doctor("table") {
+				wantIn(p.T, broken[0].Advice, f.Advice)
+			}
+			for _, f := range broken {
 				if f.Advice != "" {
 					details += f.Detail
 					p.sh(f.Advice)

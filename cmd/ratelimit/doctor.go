@@ -262,7 +262,12 @@ func (d *doctor) tables(ctx context.Context) error {
 	d.there = err == nil || denied
 	switch {
 	case errors.Is(err, pgstore.ErrNotMigrated):
-		d.advise("table", failed, "table", err.Error(), upCommand("", d.Schema))
+		mend := upCommand("", d.Schema)
+		_, lacks := migrate.Status(ctx, d.Pool, &migrate.Config{Schema: d.Schema})
+		if damage, ok := errors.AsType[*migrate.SchemaError](lacks); ok {
+			mend = damage.Mend // of what was applied once
+		}
+		d.advise("table", failed, "table", err.Error(), mend)
 	case err != nil && !denied:
 		return err
 	}
