@@ -154,10 +154,16 @@ func TestFull(t *testing.T) {
 
 // A lease that comes back by a definition of less capacity leaves what a raise has added.
 func TestReturnAfterARaise(t *testing.T) {
-	d := definition(TokenBucket{Name: "a", Rate: 10, Period: 10 * d, Capacity: 20})
-	s, _ := d.Return(row(950, t0), bucket.Out{Tokens: 5, Until: t5}, &bucket.Return{Count: 5, Taken: t0, End: t5}, t3)
-	if s.Value != 950 {
-		t.Errorf("%v left, want 950", s.Value)
+	for _, limit := range []Limit{
+		TokenBucket{Name: "a", Rate: 10, Period: 10 * d, Capacity: 20}, kinds[1], FixedWindow{Name: "a", Rate: 10, Every: Year, Zone: "UTC"},
+	} {
+		d := definition(limit)
+		for _, out := range []float64{0, 5, 8} {
+			s, _ := d.Return(row(950, t0), bucket.Out{Tokens: out, Until: t5}, &bucket.Return{Count: 5, Taken: t0, End: t5}, t3)
+			if s.Value != 950 {
+				t.Errorf("%T, %v out: %v left, want 950", limit, out, s.Value)
+			}
+		}
 	}
 }
 

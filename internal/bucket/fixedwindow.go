@@ -58,13 +58,9 @@ func (*fixedWindow) back(d *Definition, s State, out Out, r *Return, now time.Ti
 func (d *Definition) backInWindow(s State, out Out, r *Return, now time.Time, paused bool) (State, Out) {
 	past := r.past(s, now)
 	out = d.less(out, r, r.End, past)
-	room := d.Capacity - d.Owed(out, now)
-	switch {
-	case s.TS.After(r.Taken), r.leftover() && (paused || s.TS.Before(r.Taken) || !past.Before(r.End)):
-	case room < d.Capacity:
-		s.Value = max(min(s.Value, d.Capacity), min(s.Value+r.Count, room))
-	default:
-		s.Value = min(s.Value+r.Count, max(s.Value, room))
+	refilled := s.TS.After(r.Taken)
+	if gone := r.leftover() && (paused || s.TS.Before(r.Taken) || !past.Before(r.End)); !refilled && !gone {
+		s.Value = max(s.Value, min(s.Value+r.Count, d.Capacity-d.Owed(out, now))) // a value above Capacity stays
 	}
 	return s, out
 }

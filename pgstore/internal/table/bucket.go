@@ -73,6 +73,9 @@ func bucketMany(m *many, now *time.Time) []any {
 // together never exceed the capacity: a bucket counts with a capacity lower by the refill during
 // the lease, and a window's lease ends with the window.
 //
+// A row above the whole capacity has been raised meanwhile. A prefetch that no call shares takes
+// nothing from it, since it would cut the row.
+//
 // Afterwards ahead has the tokens that were out less those spent since, the tokens of calls that
 // may still put them back, and the new lease. That is at most half of the capacity, so the tokens
 // of killed processes do not add up. ahead begins from 0 when nothing is out and nothing can be
@@ -80,5 +83,6 @@ func bucketMany(m *many, now *time.Time) []any {
 // sub-select in SET names a value that is used twice; OFFSET 0 keeps the planner from computing it
 // twice.
 func bucketPrefetch(m *many, now *time.Time) []any {
-	return append(append(bucketMany(m, now), m.ticks()), m.leases()...)
+	whole := column(m.definitions, func(g *Grant) float64 { return g.Definition.Capacity })
+	return append(append(append(bucketMany(m, now), m.ticks()), m.leases()...), whole)
 }

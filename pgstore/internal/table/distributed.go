@@ -94,9 +94,12 @@ func (t distributedTable) prefetch(ctx context.Context, pool *pgxpool.Pool, g *G
 	return nil
 }
 
-// from returns the row after a grant that prefetches; ok is false if it has too few tokens.
+// from returns the row after a grant that prefetches; ok is false if it takes nothing.
 func (g *Grant) from(row *Taken) (after bucket.State, out bucket.Out, more float64, ok bool) {
 	d := g.Definition
+	if g.Count == 0 && row.After.Value > d.Capacity { // raised meanwhile; see bucketPrefetch
+		return after, out, 0, false
+	}
 	d.Capacity = g.capacity()
 	left, ok := d.Take(row.After, row.At, g.Count, g.Need-g.Count)
 	if !ok || row.After.Paused.After(row.At) || left.Value < g.Need-g.Count {

@@ -24,7 +24,7 @@ FROM (
 		($7::float8[])[a.definition] AS capacity, ($8::float8[])[a.definition] AS rate, ($9::float8[])[a.definition] AS period,
 		coalesce($10::timestamptz, CURRENT_TIMESTAMP) AS now, ($11::float8[])[a.definition] * interval '1 microsecond' AS tick, ($11::float8[])[a.definition] = 1 AS fades,
 		($12::float8[])[a.i] * interval '1 microsecond' AS lasts, coalesce(($13::float8[])[a.i], 0) AS prefetch, ($14::float8[])[a.i] AS out,
-		($15::float8[])[a.i] AS spent, ($16::timestamptz[])[a.i] AS spent_end
+		($15::float8[])[a.i] AS spent, ($16::timestamptz[])[a.i] AS spent_end, ($17::float8[])[a.definition] AS whole
 	FROM unnest($1::text[], $2::int4[]) WITH ORDINALITY AS a (key, definition, i)
 	WHERE a.i BETWEEN 1 AND 1000000000
 ) AS u
@@ -32,6 +32,7 @@ WHERE (SELECT set_config('lock_timeout', '1', true)) IS NOT NULL
 	AND (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_current_snapshot()))
 	AND r.name = u.name AND r.key = u.key AND r.shard = u.shard
 	AND (r.paused > u.now) IS NOT TRUE
+	AND (u.total > 0 OR r.value <= u.whole)
 	AND (r.value >= u.need
 		OR r.value + greatest(round(tstzrange_subdiff(date_bin(u.tick, u.now, r.ts), r.ts) * 1000000), 0) * u.rate / u.period >= u.need)
 RETURNING r.value, r.ts, clock_timestamp(), r.ahead[3], u.i

@@ -29,6 +29,7 @@ FROM (
 ) AS u
 WHERE r.name = u.name AND r.key = u.key AND r.shard = u.shard
 	AND (r.paused > u.now) IS NOT TRUE
+	AND (u.total > 0 OR r.value <= u.capacity)
 	AND width_bucket(u.now, u.edges) BETWEEN 1 AND cardinality(u.edges) - 1
 	AND (r.ts >= u.had[1] OR r.value + width_bucket(u.now, u.edges) * u.rate >= u.capacity)
 	AND r.ts < u.had[cardinality(u.had)]

@@ -5,7 +5,7 @@ VALUES ($1::text, $2::text, $3::int4, $4::float8,
 ON CONFLICT (name, key, shard) DO UPDATE
 SET value = CASE WHEN r.ahead[2] > excluded.ahead[2]
 		AND greatest(r.ahead[1] - CASE WHEN tstzrange_subdiff($11::timestamptz, '2000-01-01 00:00:00+00'::timestamptz) > greatest(tstzrange_subdiff(r.ts, '2000-01-01 00:00:00+00'::timestamptz), excluded.ahead[2]) THEN $10::float8 ELSE 0 END, 0) > 0
-		THEN greatest(least(r.value, $4::float8), least(r.value + $5::float8, $4::float8
+		THEN greatest(r.value, least(r.value + $5::float8, $4::float8
 			- greatest(r.ahead[1] - CASE WHEN tstzrange_subdiff($11::timestamptz, '2000-01-01 00:00:00+00'::timestamptz) > greatest(tstzrange_subdiff(r.ts, '2000-01-01 00:00:00+00'::timestamptz), excluded.ahead[2]) THEN $10::float8 ELSE 0 END, 0)))
 		ELSE least(r.value + $5::float8, greatest(r.value, $9::float8)) END,
 	ahead = CASE WHEN r.ahead IS NOT NULL THEN array[
