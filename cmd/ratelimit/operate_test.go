@@ -374,7 +374,7 @@ func TestEdits(t *testing.T) {
 	if got := w.left(two, "c"); got != 10 {
 		t.Errorf("two rows have %d, want 10", got)
 	}
-	wantIn(t, w.program("change", "api", "c", "--from", "shards=2", "--to", "shards=2,capacity=30", "--yes").ok(t), "changed c: 10 of 20 left → 20 of 30 left")
+	wantIn(t, w.program("change", "api", "c", "--from", "shards=2", "--to", "shards=2,capacity=30", "--yes").ok(t), "changed c: 10", " of 20 left → 20", " of 30 left")
 	w.program("change", "api", "c", "--to", "rate=none", "--yes").wantStatus(t, exitBad, "rate")
 	wantIn(t, w.program("forget", "api", "--catalog", "--yes").ok(t), "deleted 4 rows", "deleted 1 row of the catalog")
 	w.program("ls", "api").wantStatus(t, exitBad, "no definition")
