@@ -131,30 +131,25 @@ func Up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Migration, erro
 // and nothing is taken back, while other objects depend on what would be dropped: the sets
 // [migrations.Catalog] and [migrations.Functions], or views and functions of yours.
 func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (*Migration, error) {
-	var undone *Migration
-	err := withTarget(ctx, pool, cfg, func(t *target) (err error) {
-		undone, err = t.down(ctx)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("migrate down: %w", err)
-	}
-	return undone, nil
+	return backward(ctx, pool, cfg, (*target).down)
 }
 
 // Newest returns the migration that [Down] would take back, or nil if there is none. It changes nothing,
 // and returns the error with which Down would refuse. Views and functions of yours that depend on the
 // migration are an error of Down only.
 func Newest(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (*Migration, error) {
-	var newest *Migration
-	err := withTarget(ctx, pool, cfg, func(t *target) (err error) {
-		newest, err = t.newest(ctx)
+	return backward(ctx, pool, cfg, (*target).newest)
+}
+
+func backward(ctx context.Context, pool *pgxpool.Pool, cfg *Config, do func(*target, context.Context) (*Migration, error)) (of *Migration, err error) {
+	err = withTarget(ctx, pool, cfg, func(t *target) (err error) {
+		of, err = do(t, ctx)
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("migrate down: %w", err)
 	}
-	return newest, nil
+	return of, nil
 }
 
 // Status returns all migrations, oldest first, and last those of a newer program. It writes nothing and

@@ -50,12 +50,10 @@ func TestParkedJobBringsOthers(t *testing.T) {
 	b.eventually(t, 2, completedOnce)
 }
 
-// Jobs of a queue that is paused stay in line, and those of others come before them.
-func TestParkedInPausedQueue(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	r := newRuns()
-	config := b.config(nil, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: oneOfTenant}))
+// withPausedQueue starts a client with two queues, of which "other" is paused.
+func (b *bench) withPausedQueue(t *testing.T, r *runs, inFlight func(*rivertype.JobRow) ratelimit.PermitRequest) *river.Client[pgx.Tx] {
+	t.Helper()
+	config := b.config(nil, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: inFlight}))
 	config.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 5}, "other": {MaxWorkers: 5}}
 	config.Workers = river.NewWorkers()
 	river.AddWorker(config.Workers, river.WorkFunc(r.work))
@@ -65,6 +63,15 @@ func TestParkedInPausedQueue(t *testing.T) {
 	if err := client.QueuePause(t.Context(), "other", nil); err != nil {
 		t.Fatal(err)
 	}
+	return client
+}
+
+// Jobs of a queue that is paused stay in line, and those of others come before them.
+func TestParkedInPausedQueue(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	r := newRuns()
+	client := b.withPausedQueue(t, r, oneOfTenant)
 	in := b.inserter(t)
 	in.InFlight = oneOfTenant
 	b.inTx(t, func(tx pgx.Tx) error {
@@ -207,16 +214,7 @@ func TestParkedByArrival(t *testing.T) {
 	shared := ratelimit.InFlight{Name: "shared", Limit: 1, Lease: time.Hour}
 	inFlight := func(job *rivertype.JobRow) ratelimit.PermitRequest { return oneOfTenant(job).And(shared.For("")) }
 	r := newRuns()
-	config := b.config(nil, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: inFlight}))
-	config.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 5}, "other": {MaxWorkers: 5}}
-	config.Workers = river.NewWorkers()
-	river.AddWorker(config.Workers, river.WorkFunc(r.work))
-	client := b.client(t, config)
-	start(t, client)
-	b.eventually(t, 2, `SELECT count(*) FROM river_queue`)
-	if err := client.QueuePause(t.Context(), "other", nil); err != nil {
-		t.Fatal(err)
-	}
+	client := b.withPausedQueue(t, r, inFlight)
 	insert := func(tenant string, opts *river.InsertOpts) {
 		t.Helper()
 		if _, err := client.Insert(t.Context(), tenantArgs{tenant}, opts); err != nil {
