@@ -51,7 +51,7 @@ func (c *Catalog) publish(ctx context.Context, tx pgx.Tx, all []published) error
 	for i := range all {
 		names[i] = all[i].Name
 	}
-	r, err := to.rowsOf(ctx, names, AllKeys)
+	r, err := to.rowsOf(ctx, tx, names, AllKeys)
 	if err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func (c *Catalog) publish(ctx context.Context, tx pgx.Tx, all []published) error
 			c.config.Logger.WarnContext(ctx, "catalog: a limit of another kind was published under this name: give it another name, unless the other program is gone",
 				slog.String("limit", p.Name), slog.String("was", r.published[n].kind()), slog.String("is", p.kind()))
 		}
-		if err := to.publish(ctx, p); err != nil {
+		if err := to.publish(ctx, tx, p); err != nil {
 			return err
 		}
 	}
@@ -147,7 +147,7 @@ func (c *Catalog) Forget(ctx context.Context, name string) (removed int64, err e
 	err = c.alone(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
 		to, err := c.writer(ctx, tx)
 		if err == nil {
-			removed, err = to.forget(ctx, name)
+			removed, err = to.forget(ctx, tx, name)
 		}
 		return err
 	})
@@ -178,12 +178,9 @@ func (c *Catalog) history(ctx context.Context, name string, key *string, most in
 	if most < 0 {
 		return nil, invalid("Most", most, "must not be negative")
 	}
-	if c.memory != nil {
-		return c.memory.history(name, key, most), ctx.Err()
-	}
 	ctx, cancel := c.bounded(ctx)
 	defer cancel()
-	return c.table.history(ctx, name, key, most)
+	return c.rows.history(ctx, name, key, most)
 }
 
 // PruneHistory deletes changes that are older than age, but never the newest one, and returns how
@@ -195,12 +192,9 @@ func (c *Catalog) PruneHistory(ctx context.Context, age time.Duration) (deleted 
 	if age < 0 {
 		return 0, invalid("Age", age, "must not be negative")
 	}
-	if c.memory != nil {
-		return c.memory.pruneHistory(age), ctx.Err()
-	}
 	ctx, cancel := c.bounded(ctx)
 	defer cancel()
-	return c.table.pruneHistory(ctx, age)
+	return c.rows.pruneHistory(ctx, age)
 }
 
 // Pruner is the part of a store that [Catalog.Prune] needs: a *pgstore.Store or a

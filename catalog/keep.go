@@ -57,19 +57,15 @@ func (c *Catalog) keepEach(ctx context.Context, tx pgx.Tx, edits []KeyEdit, agre
 	if err := c.table.lockFor(ctx, tx, patience); err != nil {
 		return nil, err
 	}
+	for i := range kept {
+		if err := c.unchanged(ctx, tx, &kept[i]); err != nil {
+			return nil, err
+		}
+	}
 	made := make([]Edit, len(edits))
 	for i := range edits {
-		locked := func() error { return nil }
-		if i == 0 {
-			locked = func() (err error) {
-				for i := 0; i < len(kept) && err == nil; i++ {
-					err = c.unchanged(ctx, tx, &kept[i])
-				}
-				return err
-			}
-		}
 		var err error
-		made[i], err = c.write(ctx, tx, edits[i].Name, edits[i].Key, edits[i].Override, agreed, locked)
+		made[i], err = c.write(ctx, tx, edits[i].Name, edits[i].Key, edits[i].Override, agreed)
 		if k := &kept[i]; err == nil && k.most != nil {
 			made[i].Left = k.left
 			err = c.table.putPending(ctx, tx, k.most, c.within(), c.config.Clock)
@@ -83,15 +79,11 @@ func (c *Catalog) keepEach(ctx context.Context, tx pgx.Tx, edits []KeyEdit, agre
 
 // keepRows changes the rows of a key inside tx, and notes in k what to write with the definition.
 func (c *Catalog) keepRows(ctx context.Context, tx pgx.Tx, k *keeping, e *KeyEdit, agreed *Edit) error {
-	of, err := c.inTx(tx)
-	if err != nil {
-		return err
-	}
 	known, version, at, err := c.table.pending(ctx, tx, e.Name, e.Key, c.config.Clock)
 	if err != nil {
 		return err
 	}
-	r, err := of.rowsOf(ctx, []string{e.Name}, e.Key)
+	r, err := c.table.rowsOf(ctx, tx, []string{e.Name}, e.Key)
 	if err != nil {
 		return err
 	}
@@ -191,17 +183,17 @@ func (c *Catalog) editOwn(ctx context.Context, name, key string, by *Override, a
 	}
 	err = again(ctx, func(patience time.Duration) error {
 		switch {
-		case c.config.Store == nil || agreed != nil && agreed.AsIs:
-			return c.alone(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
-				made, err = c.write(ctx, tx, name, key, by, agreed, nil)
-				return err
-			})
 		case c.memory != nil:
 			made, err = c.keepInMemory(ctx, name, key, by, agreed)
+		case c.config.Store == nil || agreed != nil && agreed.AsIs:
+			return c.alone(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
+				made, err = c.write(ctx, tx, name, key, by, agreed)
+				return err
+			})
 		case key == AllKeys:
 			made, err = c.keepAll(ctx, name, by, agreed)
 		default:
-			made, err = c.keepOne(ctx, name, key, by, agreed, patience)
+			made, err = first(c.keepOwn(ctx, []KeyEdit{{name, key, by}}, agreed, patience))
 		}
 		return err
 	})
@@ -210,11 +202,6 @@ func (c *Catalog) editOwn(ctx context.Context, name, key string, by *Override, a
 	}
 	_ = c.Refresh(ctx) // the change is committed; another reading will see it
 	return made, nil
-}
-
-// keepOne makes an edit of a key in a transaction of its own.
-func (c *Catalog) keepOne(ctx context.Context, name, key string, by *Override, agreed *Edit, patience time.Duration) (made Edit, err error) {
-	return first(c.keepOwn(ctx, []KeyEdit{{name, key, by}}, agreed, patience))
 }
 
 // keepOwn makes edits of keys in a transaction of its own. It keeps no row locked while it waits for
@@ -248,7 +235,7 @@ func (c *Catalog) keepTx(ctx context.Context, tx pgx.Tx, edits ...KeyEdit) (made
 	case c.config.Store == nil:
 		err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 			for i := range edits {
-				e, err := c.write(ctx, tx, edits[i].Name, edits[i].Key, edits[i].Override, nil, nil)
+				e, err := c.write(ctx, tx, edits[i].Name, edits[i].Key, edits[i].Override, nil)
 				if err != nil {
 					return err
 				}
@@ -310,7 +297,7 @@ func (c *Catalog) keepInMemory(ctx context.Context, name, key string, by *Overri
 		statuses, err = c.replace(ctx, cuts)
 	}
 	if err == nil {
-		made, err = c.write(ctx, nil, name, key, by, agreed, nil)
+		made, err = c.write(ctx, nil, name, key, by, agreed)
 	}
 	if err == nil {
 		_ = c.Refresh(ctx)
@@ -416,13 +403,20 @@ func (c *Catalog) define(ctx context.Context, k *keeping, by *Override, agreed *
 	k.paused = slices.Compact(k.paused)
 	do := func(ctx context.Context, tx pgx.Tx) error {
 		done, err := c.replaceKeys(ctx, tx, k, k.paused, true)
-		if err == nil && len(k.paused) > 0 { // with rows
+		switch {
+		case err != nil:
+		case len(k.paused) > 0: // with rows
 			err = c.table.lockFor(ctx, tx, lockWait)
+		default:
+			_, err = c.table.lock(ctx, tx)
+		}
+		if err == nil {
+			err = c.unchanged(ctx, tx, k, done.apart...)
 		}
 		if err != nil {
 			return err
 		}
-		made, err = c.write(ctx, tx, k.edit.Name, AllKeys, by, agreed, func() error { return c.unchanged(ctx, tx, k, done.apart...) })
+		made, err = c.write(ctx, tx, k.edit.Name, AllKeys, by, agreed)
 		if err != nil || !k.most.marks() {
 			return err
 		}
@@ -449,7 +443,7 @@ func (c *Catalog) define(ctx context.Context, k *keeping, by *Override, agreed *
 // begin writes the pending entry of an edit before any row has its mark.
 func (c *Catalog) begin(ctx context.Context, k *keeping) error {
 	return c.transact(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		err := c.table.lock(ctx, tx)
+		_, err := c.table.lock(ctx, tx)
 		if err == nil {
 			err = c.unchanged(ctx, tx, k)
 		}
@@ -554,13 +548,7 @@ func (c *Catalog) eachInMemory(ctx context.Context, edits []KeyEdit) (made []Edi
 		}
 	}
 	for i := range edits {
-		do := c.keepInMemory
-		if c.config.Store == nil {
-			do = func(ctx context.Context, name, key string, by *Override, agreed *Edit) (Edit, error) {
-				return c.write(ctx, nil, name, key, by, agreed, nil)
-			}
-		}
-		e, err := do(ctx, edits[i].Name, edits[i].Key, edits[i].Override, nil)
+		e, err := c.keepInMemory(ctx, edits[i].Name, edits[i].Key, edits[i].Override, nil)
 		if err != nil {
 			return nil, err
 		}
