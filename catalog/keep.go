@@ -259,9 +259,12 @@ func (c *Catalog) keepTx(ctx context.Context, tx pgx.Tx, edits ...KeyEdit) (made
 	return made, err
 }
 
-// keepInMemory makes an edit in memory, where all calls take by the new definition at once. It
+// keepInMemory makes an edit in memory, where all calls take by the new definition at once. With a Store it
 // makes cuts before the definition changes, and raises after it.
 func (c *Catalog) keepInMemory(ctx context.Context, name, key string, by *Override, agreed *Edit) (made Edit, err error) {
+	if c.config.Store == nil {
+		return c.write(ctx, nil, name, key, by, agreed)
+	}
 	c.memory.keeping.Lock()
 	defer c.memory.keeping.Unlock()
 	if err := c.Refresh(ctx); err != nil {

@@ -490,7 +490,7 @@ func fault(doing string, err error) error {
 		return fmt.Errorf("%w (ratelimit migrate up --set catalog; Config.Schema): %w", ErrNotMigrated, err)
 	}
 	if errors.As(err, &pgErr) && pgErr.Code == lockNotAvailable {
-		return fmt.Errorf("catalog: %s: a transaction has locked a row or table of the catalog: %w", doing, err)
+		return fmt.Errorf("catalog: %s: a transaction edits the catalog, or has locked a row or table of the catalog: %w", doing, err)
 	}
 	return fmt.Errorf("catalog: %s: %w", doing, err)
 }
