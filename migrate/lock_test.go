@@ -51,9 +51,7 @@ func TestDecisionsGoOnBesideAMigrationThatWaits(t *testing.T) {
 	cfg := &migrate.Config{Schema: db.Schema}
 	wantUp(t, db.Pool, cfg, applied)
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	dump := begin(t, db.Pool, "LOCK TABLE "+db.Schema+".rate_limits IN ACCESS SHARE MODE")
 	defer dump.Rollback(context.Background())
 
@@ -121,14 +119,10 @@ func TestUpGoesOnWhenTheLockIsAvailable(t *testing.T) {
 	if got := <-given; !errors.Is(got.err, context.Canceled) || sqlState(got.err) != "55P03" || !slices.Equal(got.applied, []migrate.Migration{first}) {
 		t.Errorf("got %v, %v, want the first with an error", got.applied, got.err)
 	}
-	if _, err := migrate.Down(t.Context(), db.Pool, cfg); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(migrate.Down(t.Context(), db.Pool, cfg)))
 	done := up(t.Context(), 2)
 	wantUp(t, db.Pool, &migrate.Config{Schema: db.Schema, Set: migrations.Refusals}, []migrate.Migration{{Version: 1, Name: "00001_refusals.sql", Applied: true}})
-	if err := holder.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, holder.Rollback(t.Context()))
 	if got := <-done; got.err != nil || !slices.Equal(got.applied, []migrate.Migration{first, last}) {
 		t.Errorf("got %v, %v, want both", got.applied, got.err)
 	}
@@ -153,9 +147,7 @@ func TestUpOutlivesTheConnectionOfItsTurn(t *testing.T) {
 	if err != nil || tag.RowsAffected() != 1 {
 		t.Fatal(tag, err)
 	}
-	if err := holder.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, holder.Rollback(t.Context()))
 	if err := <-done; err != nil {
 		t.Errorf("got %v", err)
 	}
@@ -165,12 +157,8 @@ func TestUpOutlivesTheConnectionOfItsTurn(t *testing.T) {
 func begin(t *testing.T, pool *pgxpool.Pool, sql string) pgx.Tx {
 	t.Helper()
 	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := tx.Exec(t.Context(), sql); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, errOf(tx.Exec(t.Context(), sql)))
 	return tx
 }
 
@@ -192,9 +180,7 @@ func TestDownNamesWhatDependsOnIt(t *testing.T) {
 		}
 	}
 	for _, set := range migrations.Sets() {
-		if _, err := migrate.Up(t.Context(), db.Pool, cfg(set)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(migrate.Up(t.Context(), db.Pool, cfg(set))))
 	}
 	wantRefused(migrations.Catalog, "", "the set functions depends on table rate_limit_definitions", "down --set functions", "then catalog") // whose calls by name would fail
 	execute(t, db.Pool, "CREATE VIEW "+db.Schema+".ours AS SELECT ahead FROM "+db.Schema+".rate_limits")
@@ -204,9 +190,7 @@ func TestDownNamesWhatDependsOnIt(t *testing.T) {
 	}
 	wantRefused("", "2BP01", "view ours depends on column ahead")
 	execute(t, db.Pool, "DROP VIEW "+db.Schema+".ours")
-	if _, err := migrate.Down(t.Context(), db.Pool, cfg("")); err != nil {
-		t.Error(err)
-	}
+	must(t, errOf(migrate.Down(t.Context(), db.Pool, cfg(""))))
 }
 
 // Whatever is lost by taking it back is said, but of views, with which nothing is.
@@ -215,9 +199,7 @@ func TestLosses(t *testing.T) {
 	db := pgtest.NewEmpty(t)
 	for _, set := range migrations.Sets() {
 		all, err := migrate.Status(t.Context(), db.Pool, &migrate.Config{Schema: db.Schema, Set: set})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, m := range all {
 			if loses := m.Loses() != ""; loses == (m.Name == "00002_views.sql") {
 				t.Errorf("%s: %q", m.Name, m.Loses())
