@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -105,15 +106,8 @@ func newCatalog(config *Config) (*Catalog, error) {
 	if c.config.Timeout < 0 {
 		return nil, invalid("Timeout", c.config.Timeout, "must not be negative")
 	}
-	if c.config.Every == 0 {
-		c.config.Every = defaultEvery
-	}
-	if c.config.Timeout == 0 {
-		c.config.Timeout = defaultTimeout
-	}
-	if c.config.Logger == nil {
-		c.config.Logger = slog.Default()
-	}
+	c.config.Every, c.config.Timeout = cmp.Or(c.config.Every, defaultEvery), cmp.Or(c.config.Timeout, defaultTimeout)
+	c.config.Logger = cmp.Or(c.config.Logger, slog.Default())
 	return &c, nil
 }
 

@@ -95,8 +95,7 @@ func TestSetEachLocksShardsLast(t *testing.T) {
 		for !pgtest.Blocks(t, db.Pool, tx) {
 			time.Sleep(time.Millisecond)
 		}
-		_, err := tx.Exec(t.Context(), inSchema(db, "SELECT FROM rate_limits WHERE name = 'a' FOR UPDATE NOWAIT"))
-		return err
+		return errOf(tx.Exec(t.Context(), inSchema(db, "SELECT FROM rate_limits WHERE name = 'a' FOR UPDATE NOWAIT")))
 	}))
 	must(t, <-made)
 }
@@ -114,15 +113,13 @@ func TestEditsWaitWithoutRows(t *testing.T) {
 	for name, edit := range map[string]func(context.Context, keeper, *pgtest.DB) error{
 		"Set": func(ctx context.Context, k keeper, _ *pgtest.DB) error { return errOf(k.Set(ctx, "monthly", "a", *o)) },
 		"SetEach": func(ctx context.Context, k keeper, _ *pgtest.DB) error {
-			_, err := k.SetEach(ctx, one, other)
-			return err
+			return errOf(k.SetEach(ctx, one, other))
 		},
 		"SetTx": inTx(func(ctx context.Context, k keeper, tx pgx.Tx) error {
 			return errOf(k.SetTx(ctx, tx, "monthly", "a", *o))
 		}),
 		"SetEachTx": inTx(func(ctx context.Context, k keeper, tx pgx.Tx) error {
-			_, err := k.SetEachTx(ctx, tx, one, other)
-			return err
+			return errOf(k.SetEachTx(ctx, tx, one, other))
 		}),
 	} {
 		t.Run(name, func(t *testing.T) {

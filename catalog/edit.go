@@ -88,7 +88,7 @@ func (c *Catalog) publish(ctx context.Context, tx pgx.Tx, all []published) error
 // are [ErrNotMigrated], and those of the Store, PostgreSQL and pgx. Then nothing is changed, unless the
 // error is [ErrOutcomeUnknown].
 func (c *Catalog) Set(ctx context.Context, name, key string, o Override) (Edit, error) {
-	return c.editOwn(ctx, name, key, &o, nil)
+	return first(c.editOwn(ctx, nil, KeyEdit{name, key, &o}))
 }
 
 // SetTx is [Catalog.Set] inside tx. The change holds in a process, this one too, once tx has
@@ -103,7 +103,7 @@ func (c *Catalog) SetTx(ctx context.Context, tx pgx.Tx, name, key string, o Over
 // that of the code again, or of the override for all keys. Edit.Was is nil if there was none; that
 // is [ErrUnknown] if no program has published the limit either.
 func (c *Catalog) Unset(ctx context.Context, name, key string) (Edit, error) {
-	return c.editOwn(ctx, name, key, nil, nil)
+	return first(c.editOwn(ctx, nil, KeyEdit{name, key, nil}))
 }
 
 // UnsetTx is [Catalog.Unset] inside tx.
@@ -134,7 +134,7 @@ func (c *Catalog) Preview(ctx context.Context, name, key string, o *Override) (E
 // Apply makes an edit that Preview has returned, after a person has agreed to it. If the override
 // has changed since, it changes nothing and returns [ErrChanged]. Other errors are those of Set.
 func (c *Catalog) Apply(ctx context.Context, e *Edit) error {
-	made, err := c.editOwn(ctx, e.Name, e.Key, e.by, e)
+	made, err := first(c.editOwn(ctx, e, KeyEdit{e.Name, e.Key, e.by}))
 	if err == nil {
 		e.Left = made.Left
 	}

@@ -176,29 +176,30 @@ func again(ctx context.Context, do func(patience time.Duration) error) (err erro
 	return fmt.Errorf("catalog: %w", err)
 }
 
-// editOwn makes an edit in a transaction of its own, or an edit for all keys in several.
-func (c *Catalog) editOwn(ctx context.Context, name, key string, by *Override, agreed *Edit) (made Edit, err error) {
+// editOwn makes edits in a transaction of its own, or one for all keys in several.
+func (c *Catalog) editOwn(ctx context.Context, agreed *Edit, edits ...KeyEdit) (made []Edit, err error) {
 	if err := c.usable(); err != nil {
-		return Edit{}, err
+		return nil, err
 	}
 	err = again(ctx, func(patience time.Duration) error {
 		switch {
 		case c.memory != nil:
-			made, err = c.keepInMemory(ctx, name, key, by, agreed)
+			made, err = c.eachInMemory(ctx, edits, agreed)
 		case c.config.Store == nil || agreed != nil && agreed.AsIs:
-			return c.alone(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
-				made, err = c.write(ctx, tx, name, key, by, agreed)
+			err = c.transact(ctx, func(ctx context.Context, tx pgx.Tx) error {
+				made, err = c.writeEach(ctx, tx, edits, agreed)
 				return err
 			})
-		case key == AllKeys:
-			made, err = c.keepAll(ctx, name, by, agreed)
+		case edits[0].Key == AllKeys:
+			made = make([]Edit, 1)
+			made[0], err = c.keepAll(ctx, edits[0].Name, edits[0].Override, agreed)
 		default:
-			made, err = first(c.keepOwn(ctx, []KeyEdit{{name, key, by}}, agreed, patience))
+			made, err = c.keepOwn(ctx, edits, agreed, patience)
 		}
 		return err
 	})
 	if err != nil {
-		return Edit{}, err
+		return nil, err
 	}
 	_ = c.Refresh(ctx) // the change is committed; another reading will see it
 	return made, nil
@@ -231,17 +232,11 @@ func (c *Catalog) keepTx(ctx context.Context, tx pgx.Tx, edits ...KeyEdit) (made
 	}
 	switch {
 	case c.memory != nil:
-		return c.eachInMemory(ctx, edits)
+		return c.eachInMemory(ctx, edits, nil)
 	case c.config.Store == nil:
 		err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-			for i := range edits {
-				e, err := c.write(ctx, tx, edits[i].Name, edits[i].Key, edits[i].Override, nil)
-				if err != nil {
-					return err
-				}
-				made = append(made, e)
-			}
-			return nil
+			made, err = c.writeEach(ctx, tx, edits, nil)
+			return err
 		})
 		return made, err
 	}
@@ -259,12 +254,9 @@ func (c *Catalog) keepTx(ctx context.Context, tx pgx.Tx, edits ...KeyEdit) (made
 	return made, err
 }
 
-// keepInMemory makes an edit in memory, where all calls take by the new definition at once. With a Store it
+// keepInMemory makes an edit in memory, where all calls take by the new definition at once. It
 // makes cuts before the definition changes, and raises after it.
 func (c *Catalog) keepInMemory(ctx context.Context, name, key string, by *Override, agreed *Edit) (made Edit, err error) {
-	if c.config.Store == nil {
-		return c.write(ctx, nil, name, key, by, agreed)
-	}
 	c.memory.keeping.Lock()
 	defer c.memory.keeping.Unlock()
 	if err := c.Refresh(ctx); err != nil {
@@ -539,7 +531,7 @@ func first(made []Edit, err error) (Edit, error) {
 }
 
 // eachInMemory makes edits in memory; none if one of several is invalid.
-func (c *Catalog) eachInMemory(ctx context.Context, edits []KeyEdit) (made []Edit, err error) {
+func (c *Catalog) eachInMemory(ctx context.Context, edits []KeyEdit, agreed *Edit) (made []Edit, err error) {
 	if len(edits) > 1 {
 		if err := c.Refresh(ctx); err != nil {
 			return nil, err
@@ -550,12 +542,25 @@ func (c *Catalog) eachInMemory(ctx context.Context, edits []KeyEdit) (made []Edi
 			}
 		}
 	}
+	if c.config.Store == nil {
+		return c.writeEach(ctx, nil, edits, agreed)
+	}
+	made = make([]Edit, len(edits))
 	for i := range edits {
-		e, err := c.keepInMemory(ctx, edits[i].Name, edits[i].Key, edits[i].Override, nil)
-		if err != nil {
+		if made[i], err = c.keepInMemory(ctx, edits[i].Name, edits[i].Key, edits[i].Override, agreed); err != nil {
 			return nil, err
 		}
-		made = append(made, e)
+	}
+	return made, nil
+}
+
+// writeEach makes edits that leave rows as they are.
+func (c *Catalog) writeEach(ctx context.Context, tx pgx.Tx, edits []KeyEdit, agreed *Edit) (made []Edit, err error) {
+	made = make([]Edit, len(edits))
+	for i := range edits {
+		if made[i], err = c.write(ctx, tx, edits[i].Name, edits[i].Key, edits[i].Override, agreed); err != nil {
+			return nil, err
+		}
 	}
 	return made, nil
 }

@@ -55,11 +55,6 @@ func TestModes(t *testing.T) {
 		want("b", 0, time.Time{})
 		want("f", 0, time.Time{})
 
-		err := errOf(c.Set(ctx, "api", catalog.AllKeys, catalog.Override{Mode: 9}))
-		var field *ratelimit.FieldError
-		if !errors.As(err, &field) || field.Field != "Mode" {
-			t.Errorf("got %v", err)
-		}
 		changes, err := c.History(ctx, "api", 1)
 		if err != nil || len(changes) != 1 || changes[0].Became != nil {
 			t.Fatalf("got %+v, %v", changes, err)

@@ -221,9 +221,7 @@ func TestCloseBesideAWrite(t *testing.T) {
 		t.Error("the write succeeded although it was cancelled")
 	}
 	must(t, tx.Rollback(t.Context()))
-	if err := <-closed; err != nil {
-		t.Error(err)
-	}
+	must(t, <-closed)
 	if keys := top(t, db, refusals.Query{}); len(keys) != 1 || keys[0].Times != 3 {
 		t.Errorf("got %v, want 3 refusals", keys)
 	}

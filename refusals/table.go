@@ -1,6 +1,7 @@
 package refusals
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -155,12 +156,7 @@ func Top(ctx context.Context, db Querier, schema string, q Query) ([]Key, error)
 	case q.Most < 0:
 		return nil, &ratelimit.FieldError{Package: "refusals", Field: "Most", Value: q.Most, Reason: "must not be negative"}
 	}
-	if q.Since == 0 {
-		q.Since = time.Minute
-	}
-	if q.Most == 0 {
-		q.Most = 20
-	}
+	q.Since, q.Most = cmp.Or(q.Since, time.Minute), cmp.Or(q.Most, 20)
 	rows, err := db.Query(ctx, in(schema, top), q.Limit, q.Since, q.Most)
 	if err != nil {
 		return nil, fault("read", err)
