@@ -58,10 +58,7 @@ func TestDecisionsGoOnBesideAMigrationThatWaits(t *testing.T) {
 	ctx, end := context.WithCancelCause(t.Context())
 	pool, turns := counted(t, db)
 	down := make(chan error, 1)
-	go func() {
-		_, err := migrate.Down(ctx, pool, cfg)
-		down <- err
-	}()
+	go func() { down <- errOf(migrate.Down(ctx, pool, cfg)) }()
 	limit := ratelimit.TokenBucket{Name: "api", Rate: 1e6, Period: time.Second}
 	calls, slowest := 0, time.Duration(0)
 	for ; turns.n.Load() < 4 && len(down) == 0; calls++ {

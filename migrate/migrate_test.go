@@ -183,16 +183,13 @@ func TestAllWaysLeadToTheSameTable(t *testing.T) {
 		up   func(pool *pgxpool.Pool) error
 	}{
 		{"migrate.Up", func(pool *pgxpool.Pool) error {
-			_, err := migrate.Up(ctx, pool, nil)
-			return err
+			return errOf(migrate.Up(ctx, pool, nil))
 		}},
 		{"the user's own goose", func(pool *pgxpool.Pool) error {
-			_, err := newGoose(t, pool, migrations.FS, goose.WithTableName(migrations.VersionTable)).Up(ctx)
-			return err
+			return errOf(newGoose(t, pool, migrations.FS, goose.WithTableName(migrations.VersionTable)).Up(ctx))
 		}},
 		{"plain SQL", func(pool *pgxpool.Pool) error {
-			_, err := pool.Exec(ctx, migrations.UpSQL())
-			return err
+			return errOf(pool.Exec(ctx, migrations.UpSQL()))
 		}},
 	}
 	var want string
@@ -374,8 +371,7 @@ func poolOf(t *testing.T, cfg *pgxpool.Config, setup string) *pgxpool.Pool {
 				return err
 			}
 		}
-		_, err := conn.Exec(ctx, setup)
-		return err
+		return errOf(conn.Exec(ctx, setup))
 	}
 	return newPool(t, cfg)
 }
