@@ -169,8 +169,7 @@ func TestEditorsGiveWay(t *testing.T) {
 		return tx
 	}
 	holder, later := begin(), begin()
-	_, err := holder.Exec(t.Context(), inSchema(db, "SELECT FROM rate_limits WHERE key = 'b' FOR UPDATE"))
-	must(t, err)
+	must(t, errOf(holder.Exec(t.Context(), inSchema(db, "SELECT FROM rate_limits WHERE key = 'b' FOR UPDATE"))))
 	go func() {
 		made <- pgx.BeginFunc(context.Background(), db.Pool, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(context.Background(), "SET LOCAL lock_timeout = '17s'"); err != nil {
@@ -219,8 +218,7 @@ func TestEditThatWaitsForALockNamesIt(t *testing.T) {
 			tx, err := db.Pool.Begin(t.Context())
 			must(t, err)
 			defer func() { _ = tx.Rollback(context.Background()) }()
-			_, err = tx.Exec(t.Context(), inSchema(db, lock))
-			must(t, err)
+			must(t, errOf(tx.Exec(t.Context(), inSchema(db, lock))))
 			ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
 			defer cancel()
 			_, err = k.SetEach(ctx, catalog.KeyEdit{Name: "monthly", Key: "a", Override: o}, catalog.KeyEdit{Name: "hourly", Key: "a", Override: o})
