@@ -398,14 +398,11 @@ const lockFor = `SELECT set_config('ratelimit.lock_timeout', current_setting('lo
 
 func (t *table) lockFor(ctx context.Context, tx pgx.Tx, most time.Duration) error {
 	_, err := tx.Exec(ctx, lockFor, t.definitions, strconv.FormatInt(most.Milliseconds(), 10))
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) && (pgErr.Code == lockNotAvailable || pgErr.Code == "57014") { // query_canceled, if the lock comes in that moment
+	if code := intx.Code(err); code == intx.LockNotAvailable || code == intx.QueryCanceled { // if the lock comes in that moment
 		return errBehind{}
 	}
 	return fault("wait for those who write definitions", err)
 }
-
-const lockNotAvailable = "55P03"
 
 // lockWait is how long a try waits where no call waits for its rows. It is less than the server's
 // deadlock_timeout.
@@ -484,12 +481,10 @@ func fault(doing string, err error) error {
 	if err == nil {
 		return nil
 	}
-	const undefinedTable, undefinedColumn = "42P01", "42703"
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) && (pgErr.Code == undefinedTable || pgErr.Code == undefinedColumn) {
+	switch intx.Code(err) {
+	case "42P01", "42703": // undefined_table, undefined_column
 		return fmt.Errorf("%w (ratelimit migrate up --set catalog; Config.Schema): %w", ErrNotMigrated, err)
-	}
-	if errors.As(err, &pgErr) && pgErr.Code == lockNotAvailable {
+	case intx.LockNotAvailable:
 		return fmt.Errorf("catalog: %s: a transaction edits the catalog, or has locked a row or table of the catalog: %w", doing, err)
 	}
 	return fmt.Errorf("catalog: %s: %w", doing, err)

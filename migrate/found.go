@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgratelimit/ratelimit/internal/intx"
 	"github.com/pgratelimit/ratelimit/internal/visible"
 	"github.com/pgratelimit/ratelimit/migrations"
 )
@@ -302,8 +303,7 @@ func (f *found) requireAll() error {
 // foreign returns err of a migration. If something has the name of what the migration creates, the error says so.
 func (f *found) foreign(err error) error {
 	const duplicateTable, duplicateColumn, duplicateObject, duplicateFunction = "42P07", "42701", "42710", "42723"
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) || !slices.Contains([]string{duplicateTable, duplicateColumn, duplicateObject, duplicateFunction}, pgErr.Code) {
+	if !slices.Contains([]string{duplicateTable, duplicateColumn, duplicateObject, duplicateFunction}, intx.Code(err)) {
 		return err
 	}
 	var has []string

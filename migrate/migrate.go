@@ -46,12 +46,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
 	"github.com/pressly/goose/v3/database"
 
+	"github.com/pgratelimit/ratelimit/internal/intx"
 	"github.com/pgratelimit/ratelimit/migrations"
 )
 
@@ -292,30 +292,25 @@ func (t *target) up(ctx context.Context) (applied []Migration, err error) {
 // error is: a role that may not create tables would wait that long, and keep all others waiting for
 // the lock.
 func (t *target) createVersions(ctx context.Context) error {
-	err := t.tryCreateVersions(ctx)
-	if err == nil || isDuplicate(err) {
-		return nil // the application's own goose was faster; ours will see the table
-	}
-	return fmt.Errorf("create version table %s: %w", t.set.VersionTable(), err)
-}
-
-func (t *target) tryCreateVersions(ctx context.Context) error {
 	store, err := database.NewStore(database.DialectPostgres, t.set.VersionTable())
 	if err != nil {
 		return err
 	}
 	tx, err := t.db.BeginTx(ctx, nil)
-	if err != nil {
-		return err
+	if err == nil {
+		defer tx.Rollback()
+		err = store.CreateVersionTable(ctx, tx)
 	}
-	defer tx.Rollback()
-	if err := store.CreateVersionTable(ctx, tx); err != nil {
-		return err
+	if err == nil {
+		err = store.Insert(ctx, tx, database.InsertRequest{Version: 0})
 	}
-	if err := store.Insert(ctx, tx, database.InsertRequest{Version: 0}); err != nil {
-		return err
+	if err == nil {
+		err = tx.Commit()
 	}
-	return tx.Commit()
+	if err == nil || isDuplicate(err) {
+		return nil // the application's own goose was faster; ours will see the table
+	}
+	return fmt.Errorf("create version table %s: %w", t.set.VersionTable(), err)
 }
 
 func (t *target) down(ctx context.Context) (undone *Migration, err error) {
@@ -402,8 +397,7 @@ func (t *target) createSchema(ctx context.Context) error {
 // transaction, and fails if that commits.
 func isDuplicate(err error) bool {
 	const duplicateSchema, duplicateTable, duplicateObject, uniqueViolation = "42P06", "42P07", "42710", "23505"
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && slices.Contains([]string{duplicateSchema, duplicateTable, duplicateObject, uniqueViolation}, pgErr.Code)
+	return slices.Contains([]string{duplicateSchema, duplicateTable, duplicateObject, uniqueViolation}, intx.Code(err))
 }
 
 // requireSchema returns an error unless unqualified names mean the configured schema.
@@ -437,7 +431,7 @@ func (t *target) locked(ctx context.Context, f func() error) error {
 	for {
 		err := t.inTurn(ctx, f)
 		switch {
-		case isLockTimeout(err):
+		case intx.Code(err) == intx.LockNotAvailable:
 			waited = fmt.Errorf("another transaction, such as a dump, has locked what the migration changes: %w", err)
 		case err != nil && waited != nil && ctx.Err() != nil:
 			return fmt.Errorf("%w: %w", err, waited)
@@ -450,12 +444,6 @@ func (t *target) locked(ctx context.Context, f func() error) error {
 		case <-time.After(tryEvery):
 		}
 	}
-}
-
-func isLockTimeout(err error) bool {
-	const lockNotAvailable = "55P03"
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Code == lockNotAvailable
 }
 
 // inTurn runs f while no other caller of this package, in any process, runs its own. A transaction

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/intx"
 )
 
 // Table is the name of the table that the set migrations.Refusals creates.
@@ -40,8 +41,7 @@ func in(schema, sql string) string {
 }
 
 func fault(doing string, err error) error {
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) && pgErr.Code == "42P01" {
+	if intx.Code(err) == "42P01" {
 		return fmt.Errorf("%w: %w", ErrNotMigrated, err)
 	}
 	return fmt.Errorf("refusals: %s: %w", doing, err)
