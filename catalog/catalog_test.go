@@ -19,6 +19,7 @@ import (
 	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/migrations"
+	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 func TestMain(m *testing.M) {
@@ -79,6 +80,16 @@ func newCatalog(tb testing.TB, db *pgtest.DB, change ...func(*catalog.Config)) (
 		tb.Fatal(err)
 	}
 	return c, &l
+}
+
+// newStore makes a store of db, which the end of the test closes.
+func newStore(tb testing.TB, db *pgtest.DB, config pgstore.Config) *pgstore.Store {
+	tb.Helper()
+	config.Schema = db.Schema
+	store, err := pgstore.New(db.Pool, &config)
+	must(tb, err)
+	tb.Cleanup(store.Close)
+	return store
 }
 
 // both runs a test in PostgreSQL and in memory. another makes a Catalog of the same database,

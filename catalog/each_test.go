@@ -92,9 +92,7 @@ func TestSetEachLocksShardsLast(t *testing.T) {
 				return err
 			})
 		}()
-		for !pgtest.Blocks(t, db.Pool, tx) {
-			time.Sleep(time.Millisecond)
-		}
+		pgtest.AwaitBlocks(t, db.Pool, tx)
 		return errOf(tx.Exec(t.Context(), inSchema(db, "SELECT FROM rate_limits WHERE name = 'a' FOR UPDATE NOWAIT")))
 	}))
 	must(t, <-made)
@@ -135,9 +133,7 @@ func TestEditsWaitWithoutRows(t *testing.T) {
 				}
 				go func() { made <- edit(t.Context(), k, db) }()
 				for range 3 {
-					for !pgtest.Blocks(t, db.Pool, tx) {
-						time.Sleep(time.Millisecond)
-					}
+					pgtest.AwaitBlocks(t, db.Pool, tx)
 					if _, err := db.Pool.Exec(t.Context(), inSchema(db, "SELECT FROM rate_limits WHERE key = 'a' FOR UPDATE NOWAIT")); err != nil {
 						t.Errorf("a row is locked: %v", err)
 					}
@@ -185,14 +181,10 @@ func TestEditorsGiveWay(t *testing.T) {
 			return nil
 		})
 	}()
-	for !pgtest.Blocks(t, db.Pool, holder) {
-		time.Sleep(time.Millisecond)
-	}
+	pgtest.AwaitBlocks(t, db.Pool, holder)
 	must(t, set(later, "a"))
 	must(t, holder.Rollback(t.Context()))
-	for !pgtest.Blocks(t, db.Pool, later) {
-		time.Sleep(time.Millisecond)
-	}
+	pgtest.AwaitBlocks(t, db.Pool, later)
 	must(t, set(later, "b"))
 	must(t, later.Commit(t.Context()))
 	must(t, <-made)
@@ -298,9 +290,7 @@ func TestSetEachWaitsForRowsFirst(t *testing.T) {
 				made <- pgx.BeginFunc(context.Background(), db.Pool, func(tx pgx.Tx) error { return errOf(k.SetEachTx(t.Context(), tx, edits(float64(200+i))...)) })
 			}()
 		}
-		for !pgtest.Blocks(t, db.Pool, tx) {
-			time.Sleep(time.Millisecond)
-		}
+		pgtest.AwaitBlocks(t, db.Pool, tx)
 		_, err := k.Set(t.Context(), "hourly", "c", catalog.Override{Capacity: 50})
 		return err
 	}))

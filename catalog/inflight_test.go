@@ -114,9 +114,7 @@ func TestViewOfPermits(t *testing.T) {
 	c, _ := newCatalog(t, db)
 	must(t, c.PublishInFlight(ctx, calls, builds))
 	edited(t)(c.Set(ctx, "calls", "b", catalog.Override{AtOnce: 1, Lease: time.Hour}))
-	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
-	must(t, err)
-	t.Cleanup(store.Close)
+	store := newStore(t, db, pgstore.Config{})
 	want := map[string]string{"a": "3 of 10, true, refuse", "b": "1 of 1, true, enforce"}
 	for key, n := range map[string]int{"a": 4, "b": 2, "c": 1} {
 		for i := range n {

@@ -137,9 +137,7 @@ func TestUpOutlivesTheConnectionOfItsTurn(t *testing.T) {
 		_, err := migrate.Up(t.Context(), db.Pool, &migrate.Config{Schema: db.Schema, Set: migrations.Catalog})
 		done <- err
 	}()
-	for !pgtest.Blocks(t, db.Pool, holder) {
-		time.Sleep(time.Millisecond)
-	}
+	pgtest.AwaitBlocks(t, db.Pool, holder)
 	tag, err := db.Pool.Exec(t.Context(), "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid::int8 << 32 | objid::int8 = $1", int64(0x72_6c_69_6d_69_74))
 	if err != nil || tag.RowsAffected() != 1 {
 		t.Fatal(tag, err)

@@ -206,9 +206,7 @@ func TestCloseBesideAWrite(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	written := make(chan error)
 	go func() { written <- r.Write(ctx) }()
-	for !pgtest.Blocks(t, db.Pool, tx) {
-		time.Sleep(time.Millisecond)
-	}
+	pgtest.AwaitBlocks(t, db.Pool, tx)
 	over, end := context.WithCancel(t.Context())
 	end()
 	if err := r.Close(over); !errors.Is(err, context.Canceled) {

@@ -255,3 +255,11 @@ func Blocks(tb testing.TB, q Querier, tx pgx.Tx) (yes bool) {
 	}
 	return yes
 }
+
+// AwaitBlocks waits until a session waits for a lock of tx.
+func AwaitBlocks(tb testing.TB, q Querier, tx pgx.Tx) {
+	tb.Helper()
+	for !Blocks(tb, q, tx) {
+		time.Sleep(time.Millisecond)
+	}
+}
