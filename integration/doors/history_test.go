@@ -195,9 +195,7 @@ func TestHistories(t *testing.T) {
 	eachDriver(t, func(t *testing.T, db *pgtest.DB, pool *sql.DB) {
 		said := map[string]int{}
 		for seed := range seeds {
-			if _, err := db.Pool.Exec(t.Context(), "TRUNCATE "+db.Schema+".rate_limits"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(db.Pool.Exec(t.Context(), "TRUNCATE "+db.Schema+".rate_limits")))
 			h := newHistory(seed)
 			clock := func() time.Time { return h.now }
 			h.stores = [2]ratelimit.Store{committed{store: newStore(t, db, clock), pool: pool}, memstore.New(clock)}

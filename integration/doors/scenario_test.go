@@ -26,13 +26,9 @@ type story struct {
 func (s *story) play(t *testing.T, file string) (calls int) {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	of, err := scenario.Parse(file, text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var taken scenario.Receipts
 	for _, c := range of.Calls {
 		s.now = c.At
@@ -71,9 +67,7 @@ func TestScenarios(t *testing.T) {
 	pgtest.Long(t)
 	eachDriver(t, func(t *testing.T, db *pgtest.DB, pool *sql.DB) {
 		calls := scenarios(t, func(clock func() time.Time) ratelimit.Store {
-			if _, err := db.Pool.Exec(t.Context(), "TRUNCATE "+db.Schema+".rate_limits"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(db.Pool.Exec(t.Context(), "TRUNCATE "+db.Schema+".rate_limits")))
 			return committed{store: newStore(t, db, clock), pool: pool}
 		})
 		if calls < 150 {
