@@ -442,7 +442,8 @@ func TestSettleOnce(t *testing.T) {
 			} else {
 				used = counts(d, true).Draw(t, "used")
 				got, err := s.Settle(ctx, res.Receipt, used)
-				if done = err == nil; !done && !errors.Is(err, ratelimit.ErrSettled) || done && (got.Taken != used || !got.OK || got.Value != values(t, s, none)[0]) {
+				done = err == nil
+				if !done && !errors.Is(err, ratelimit.ErrSettled) || done && (got.Taken != used || !got.OK || got.Value != values(t, s, none)[0]) {
 					t.Fatalf("Settle(%v) = %v, %v", used, got, err)
 				}
 			}

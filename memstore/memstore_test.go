@@ -248,29 +248,23 @@ func TestDecidesAtMicroseconds(t *testing.T) {
 
 // A nil Store, and one that New has not made, are told.
 func TestNoStore(t *testing.T) {
-	r := new(ratelimit.Receipt)
 	for _, s := range []*memstore.Store{nil, {}} {
-		if _, err := s.Settle(context.Background(), r, 1); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("Settle: %v, want ErrInvalid", err)
+		verbs := every(s, bucket.For("a"))
+		verbs["Settle"] = func(ctx context.Context) error { return errOf(s.Settle(ctx, new(ratelimit.Receipt), 1)) }
+		verbs["Cancel"] = func(ctx context.Context) error { return errOf(s.Cancel(ctx, nil)) }
+		verbs["Prune"] = func(ctx context.Context) error { return errOf(s.Prune(ctx, bucket)) }
+		verbs["PauseEach"] = func(ctx context.Context) error {
+			return errOf(s.PauseEach(ctx, []ratelimit.Request{bucket.For("a")}, d))
 		}
-		if _, err := s.PauseEach(context.Background(), []ratelimit.Request{bucket.For("a")}, d); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("PauseEach: %v, want ErrInvalid", err)
-		}
-		for _, err := range s.Rows(context.Background(), bucket, ratelimit.Page{}) {
-			if !errors.Is(err, ratelimit.ErrInvalid) {
-				t.Errorf("Rows: %v, want ErrInvalid", err)
+		verbs["Rows"] = func(ctx context.Context) (err error) {
+			for _, err = range s.Rows(ctx, bucket, ratelimit.Page{}) {
 			}
+			return err
 		}
-		for name, verb := range every(s, bucket.For("a")) {
-			if err := verb(context.Background()); !errors.Is(err, ratelimit.ErrInvalid) {
+		for name, verb := range verbs {
+			if err := verb(t.Context()); !errors.Is(err, ratelimit.ErrInvalid) {
 				t.Errorf("%s: %v, want ErrInvalid", name, err)
 			}
-		}
-		if _, err := s.Prune(context.Background(), bucket); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("Prune: %v, want ErrInvalid", err)
-		}
-		if _, err := s.Cancel(context.Background(), nil); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("Cancel: %v, want ErrInvalid", err)
 		}
 	}
 }

@@ -64,6 +64,23 @@ func TestCalendarMovesEachDay(t *testing.T) {
 	}
 }
 
+// A row stands on an edge for as long after it as time zones are apart, and below a week for
+// summer time. A microsecond later the next edge does not count.
+func TestCalendarSlack(t *testing.T) {
+	for every, slack := range map[Unit]time.Duration{Month: 26 * time.Hour, Week: 26 * time.Hour, 6 * Day: 3 * time.Hour, Day: 3 * time.Hour} {
+		d := definition(FixedWindow{Name: "quota", Rate: 100, Every: every})
+		edge := d.Fresh("", time.Date(2026, 6, 10, 12, 0, 0, 0, time.UTC)).TS
+		next := d.Next(edge)
+		on, off := bucket.State{TS: edge.Add(slack)}, bucket.State{TS: edge.Add(slack + time.Microsecond)}
+		if got := d.Refill(on, next); got.Value != 100 || !got.TS.Equal(next) {
+			t.Errorf("%v: on the edge: %+v, want 100 since %v", every, got, next)
+		}
+		if got := d.Refill(off, next); got.Value != 0 || !got.TS.Equal(off.TS) || !d.Next(off.TS).Equal(d.Next(next)) {
+			t.Errorf("%v: off the edge: %+v, want the row as it is until %v", every, got, d.Next(next))
+		}
+	}
+}
+
 // A full row that stands on no edge is not as no row, which would be refilled by the next one,
 // until an edge has counted for it.
 func TestCalendarIdle(t *testing.T) {
