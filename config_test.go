@@ -186,7 +186,8 @@ func TestRequestValidate(t *testing.T) {
 	}
 }
 
-// A long value is cut, so that one bad name does not fill the log, and a key is not told.
+// A long value is cut, so that one bad name does not fill the log, a key is not told, and None is told by
+// its name.
 func TestFieldErrorIsShort(t *testing.T) {
 	limit := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
 	err := limit.For(strings.Repeat("k", 100_000)).Validate()
@@ -197,6 +198,10 @@ func TestFieldErrorIsShort(t *testing.T) {
 	name := `"` + strings.Repeat("n", 64) + `"…`
 	if got, want := limit.Validate().Error(), "ratelimit: limit "+name+": Name "+name+": must be at most 255 bytes long"; got != want {
 		t.Errorf("Error() = %.200q, want %q", got, want)
+	}
+	err = TokenBucket{Name: "a", Rate: None, Period: time.Second}.Validate()
+	if got, want := err.Error(), `ratelimit: limit "a": Rate none: must be positive`; got != want {
+		t.Errorf("Error() = %q, want %q", got, want)
 	}
 }
 
