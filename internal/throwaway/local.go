@@ -2,6 +2,7 @@ package throwaway
 
 import (
 	"context"
+	"crypto/rand"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -30,9 +31,6 @@ const (
 
 // errPortTaken means that another process was faster to take the chosen port.
 var errPortTaken = errors.New("the port was taken meanwhile")
-
-//go:embed directory.sh
-var directory string
 
 //go:embed supervisor.sh
 var supervisor string
@@ -166,33 +164,16 @@ func (i installation) start(ctx context.Context, opts Options) (*Server, error) 
 }
 
 func (i installation) startOn(ctx context.Context, port string, opts Options) (*Server, error) {
+	primary, password := "", rand.Text()
 	if opts.StandbyOf != "" {
 		if _, err := exec.LookPath(filepath.Join(i.dir, "pg_basebackup")); err != nil {
 			return nil, fmt.Errorf("%w: %w", exec.ErrNotFound, err)
 		}
-		primary, password, err := splitURL(opts.StandbyOf)
-		if err != nil {
+		var err error
+		if primary, password, err = splitURL(opts.StandbyOf); err != nil {
 			return nil, err
 		}
-		return i.supervise(ctx, port, opts, data{primary: primary, password: password})
 	}
-	archive, password, err := i.template(ctx, opts)
-	if err != nil {
-		return nil, err
-	}
-	defer archive.Close()
-	return i.supervise(ctx, port, opts, data{archive: []*os.File{archive}, password: password})
-}
-
-// data is the source of a new server's data: one archive, or a primary.
-type data struct {
-	archive  []*os.File
-	primary  string
-	password string
-}
-
-// supervise starts the supervisor, which starts the server.
-func (i installation) supervise(ctx context.Context, port string, opts Options, from data) (*Server, error) {
 	again := "0"
 	if opts.Restart {
 		again = "1"
@@ -201,9 +182,10 @@ func (i installation) supervise(ctx context.Context, port string, opts Options, 
 	if opts.Fsync {
 		parent = os.TempDir()
 	}
-	cmd := shell(supervisor, parent, append([]string{i.dir, again, from.primary, opts.WALDir}, serverArgs(port, opts)...))
-	cmd.ExtraFiles = from.archive
-	cmd.Env = append(cmd.Env, opts.Env...)
+	args := append([]string{"-c", supervisor, "throwaway", i.dir, again, primary, opts.WALDir}, serverArgs(port, opts)...)
+	cmd := exec.Command("/bin/sh", args...)
+	cmd.Dir = "/" // the current directory may be closed to the server's user
+	cmd.Env = slices.Concat(serverEnv(), []string{"TMPDIR=" + parent}, opts.Env)
 	if err := dropRoot(cmd, opts.WALDir); err != nil {
 		return nil, err
 	}
@@ -212,21 +194,10 @@ func (i installation) supervise(ctx context.Context, port string, opts Options, 
 		return nil, err
 	}
 	// If this fails, so does the supervisor, which knows better why.
-	_, _ = fmt.Fprintln(p.stdin, from.password)
+	_, _ = fmt.Fprintln(p.stdin, password)
 
-	s := &Server{URL: loopbackURL(port, from.password), Source: i.String(), process: p, Here: true}
-	if err := s.waitUntilReady(ctx); err != nil {
-		return nil, err
-	}
-	return s, nil
-}
-
-// shell returns the command that runs a script in a directory of its own, within parent.
-func shell(script, parent string, args []string) *exec.Cmd {
-	cmd := exec.Command("/bin/sh", append([]string{"-c", directory + script, "throwaway"}, args...)...)
-	cmd.Dir = "/" // the current directory may be closed to the server's user
-	cmd.Env = append(serverEnv(), "TMPDIR="+parent)
-	return cmd
+	s := &Server{URL: loopbackURL(port, password), Source: i.String(), process: p, Here: true}
+	return s.ready(ctx)
 }
 
 // splitURL takes the password out of a URL, which all users of the machine could read among
@@ -239,24 +210,6 @@ func splitURL(text string) (without, password string, err error) {
 	password, _ = u.User.Password()
 	u.User = url.User(u.User.Username())
 	return u.String(), password, nil
-}
-
-// waitUntilReady stops the server again if it fails.
-func (s *Server) waitUntilReady(ctx context.Context) error {
-	for {
-		err := ping(ctx, s.URL)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-s.process.done:
-			return startError(s.process)
-		case <-ctx.Done():
-			_ = s.process.close()
-			return fmt.Errorf("waiting for it to answer: %w (%w)", ctx.Err(), err)
-		case <-time.After(pollInterval):
-		}
-	}
 }
 
 // startError says why the supervisor ended although nobody told it to.
