@@ -34,7 +34,7 @@ var actions = map[string]func(ctx context.Context, s *site, t target, form url.V
 		}), nil
 	},
 	"credit": func(_ context.Context, s *site, t target, form url.Values) (action, error) {
-		n, err := number("tokens", form.Get("tokens"))
+		n, err := read("tokens", form.Get("tokens"), inspect.Number)
 		if err == nil && n <= 0 {
 			err = bad("tokens", n, "must be positive")
 		}
@@ -44,11 +44,11 @@ var actions = map[string]func(ctx context.Context, s *site, t target, form url.V
 		}), err
 	},
 	"pause": func(_ context.Context, s *site, t target, form url.Values) (action, error) {
-		lasts, err := duration("for", form.Get("for"))
+		lasts, err := read("for", form.Get("for"), inspect.Duration)
 		if err == nil && lasts <= 0 {
 			err = bad("for", lasts, "must be positive")
 		}
-		return ask(fmt.Sprintf("Empty %s, and let nothing through for %s", t, inspect.Period(lasts)), func(ctx context.Context) error {
+		return ask(fmt.Sprintf("Empty %s, and let nothing through for %s", t, visible.Period(lasts)), func(ctx context.Context) error {
 			_, err := s.inspector.Store.Pause(ctx, t.limit, t.key, lasts)
 			return err
 		}), err

@@ -291,7 +291,7 @@ func TestChanges(t *testing.T) {
 	if v := value(); v.Capacity != 20 {
 		t.Errorf("unset: got %v", v)
 	}
-	change("Change the override of all keys of api: none → capacity 50, max reserved unlimited", "action", "set", "all", "yes", "capacity", "50", "max_reserved", "unlimited")
+	change("Change the override of all keys of api: none → capacity 50, max reserved unlimited", "action", "set", "all", "yes", "capacity", "50", "max-reserved", "unlimited")
 	if v := value(); v.Capacity != 50 {
 		t.Errorf("set for all: got %v", v)
 	}
@@ -357,7 +357,7 @@ func TestLowerIsAskedAgain(t *testing.T) {
 	if len(asked) != 2 || asked[1] != "Go on although it grants less than the program has published, by its Mode" {
 		t.Errorf("asked %q", asked)
 	}
-	_, page = s.post(url.Values{"name": {"api"}, "all": {"yes"}, "action": {"set"}, "mode": {"enforce"}, "capacity": {"0.5"}, "max_reserved": {"5"}})
+	_, page = s.post(url.Values{"name": {"api"}, "all": {"yes"}, "action": {"set"}, "mode": {"enforce"}, "capacity": {"0.5"}, "max-reserved": {"5"}})
 	s.wants(page, "it concerns 4 keys that have rows, of which 3 would be refused now")
 	_, _, asked = s.agree(url.Values{"name": {"api"}, "all": {"yes"}, "action": {"set"}, "mode": {"enforce"}, "capacity": {"100"}})
 	if len(asked) != 1 {
@@ -392,8 +392,8 @@ func TestPermits(t *testing.T) {
 		want   string
 		fields url.Values
 	}{
-		{"3 at once, lease 2m", url.Values{"key": {"org <7>"}, "action": {"set"}, "at_once": {"3"}, "lease": {"2m"}}},
-		{"5 at once", url.Values{"all": {"yes"}, "action": {"set"}, "at_once": {"5"}}},
+		{"3 at once, lease 2m", url.Values{"key": {"org <7>"}, "action": {"set"}, "at-once": {"3"}, "lease": {"2m"}}},
+		{"5 at once", url.Values{"all": {"yes"}, "action": {"set"}, "at-once": {"5"}}},
 	} {
 		test.fields.Set("name", "calls")
 		if response, page, _ := s.agree(test.fields); response.StatusCode != http.StatusSeeOther {
@@ -401,7 +401,7 @@ func TestPermits(t *testing.T) {
 		}
 		s.wants(s.get(200, "/permits", "name", "calls"), test.want)
 	}
-	s.wants(s.get(200, "/permits", "name", "calls", "key", "org <7>"), "Override org &lt;7&gt;", `name="at_once" value="3"`, `placeholder="2"`)
+	s.wants(s.get(200, "/permits", "name", "calls", "key", "org <7>"), "Override org &lt;7&gt;", `name="at-once" value="3"`, `placeholder="2"`)
 	for _, action := range []string{"reset", "credit", "pause", "resume"} {
 		if response, page := s.post(url.Values{"name": {"calls"}, "key": {"org"}, "action": {action}, "tokens": {"1"}, "for": {"1h"}}); response.StatusCode != http.StatusBadRequest {
 			t.Errorf("%s of permits: got %s:\n%s", action, response.Status, page)

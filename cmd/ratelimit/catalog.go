@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -109,14 +107,6 @@ func listOverrides(p *printer, d *inspect.Inspector, name string) error {
 	return t.end()
 }
 
-// overrideFlags are an override as flags have it.
-type overrideFlags struct {
-	edited                catalog.Override // the fields that flags name
-	capacity, maxReserved string
-	mode, until           string
-	cleared               []string
-}
-
 // An editing is an edit of an override, which is confirmed.
 type editing struct {
 	*options
@@ -124,7 +114,7 @@ type editing struct {
 }
 
 func catalogSet(o *options) *cobra.Command {
-	var f overrideFlags
+	var cleared []string
 	c := &cobra.Command{
 		Use:   "set LIMIT KEY | set LIMIT --all-keys",
 		Short: "Override a limit's definition, for a key or for all",
@@ -140,19 +130,35 @@ a cut takes it away. With --as-is what is left stays, as far as the new capacity
   ratelimit catalog set send_message alice --until never
   ratelimit catalog set send_message --all-keys --mode refuse --until 10m --yes --lower`,
 	}
-	flags := c.Flags()
-	flags.Float64Var(&f.edited.Rate, "rate", 0, "tokens that are refilled in each period")
-	flags.DurationVar(&f.edited.Period, "period", 0, "the period, such as 1m")
-	flags.StringVar(&f.capacity, "capacity", "", `the most tokens that accumulate, or "none"`)
-	flags.StringVar(&f.maxReserved, "max-reserved", "", `the deepest debt, "none" or "unlimited"`)
-	flags.IntVar(&f.edited.Slots, "slots", 0, "of a sliding window")
-	flags.IntVar(&f.edited.AtOnce, "at-once", 0, "of a limit of how many at once: permits for each key")
-	flags.DurationVar(&f.edited.Lease, "lease", 0, "of a limit of how many at once")
-	flags.StringVar(&f.mode, "mode", "", `"shadow" decides and refuses nobody, "refuse" refuses all calls, "enforce" is as usual`)
-	flags.StringVar(&f.until, "until", "", `when it ends: an instant such as 2026-12-31T00:00:00Z, a duration from now such as 48h, or "never"`)
-	flags.StringVar(&f.edited.Note, "note", "", "why, and for whom")
-	flags.StringSliceVar(&f.cleared, "clear", nil, `fields that are to be as in the program again, such as "rate,until"`)
-	return o.editing(c, func(cmd *cobra.Command) (*catalog.Override, error) { return f.override(cmd, time.Now()) })
+	for _, f := range inspect.Fields {
+		c.Flags().String(f.Name, "", f.Usage)
+	}
+	c.Flags().StringSliceVar(&cleared, "clear", nil, `fields that are to be as in the program again, such as "rate,until"`)
+	return o.editing(c, func(cmd *cobra.Command) (*catalog.Override, error) { return flaggedOverride(cmd, cleared) })
+}
+
+// flaggedOverride returns the edit that the flags name.
+func flaggedOverride(cmd *cobra.Command, cleared []string) (*catalog.Override, error) {
+	var o catalog.Override
+	var names []string
+	for _, f := range inspect.Fields {
+		names = append(names, f.Name)
+		flag := cmd.Flags().Lookup(f.Name)
+		if !flag.Changed {
+			continue
+		}
+		if err := f.Read(&o, flag.Value.String(), time.Now()); err != nil {
+			return nil, bad("--%s %q: %w", f.Name, flag.Value, err)
+		}
+	}
+	for _, name := range cleared {
+		i := slices.Index(names, name)
+		if i < 0 {
+			return nil, bad("--clear %q: must be among %s", name, strings.Join(names, ", "))
+		}
+		o.Clear |= 1 << i
+	}
+	return &o, nil
 }
 
 func catalogSwitch(o *options, word string, to catalog.Switch) *cobra.Command {
@@ -324,82 +330,9 @@ func editJSONOf(e *catalog.Edit) editJSON {
 		if o == nil {
 			return nil
 		}
-		return new(overrideOf(&catalog.Entry{Name: e.Name, Key: e.Key, Override: *o}))
+		return overrideOf(&catalog.Entry{Name: e.Name, Key: e.Key, Override: *o})
 	}
 	return editJSON{side(e.Was), side(e.Became), e.Lower, e.Left}
-}
-
-// override is the edit that the flags name.
-func (f *overrideFlags) override(cmd *cobra.Command, now time.Time) (*catalog.Override, error) {
-	o := f.edited
-	for name, named := range map[string]bool{
-		"rate": o.Rate != 0, "period": o.Period != 0, "slots": o.Slots != 0, "at-once": o.AtOnce != 0, "lease": o.Lease != 0,
-		"capacity": f.capacity != "", "max-reserved": f.maxReserved != "", "mode": f.mode != "", "until": f.until != "", "note": o.Note != "",
-	} {
-		if flag := cmd.Flags().Lookup(name); flag.Changed && !named {
-			return nil, bad("--%s %s: must not be 0 or empty: --clear %s takes it away", name, flag.Value, name)
-		}
-	}
-	var err error
-	if o.Capacity, err = amountOf("--capacity", f.capacity); err != nil {
-		return nil, err
-	}
-	if o.MaxReserved, err = amountOf("--max-reserved", f.maxReserved); err != nil {
-		return nil, err
-	}
-	if f.mode != "" {
-		if o.Mode, err = ratelimit.ParseMode(f.mode); err != nil {
-			return nil, bad("--mode %q: must be enforce, shadow or refuse", f.mode)
-		}
-	}
-	for _, name := range f.cleared {
-		i := slices.Index(fieldNames[:], name)
-		if i < 0 {
-			return nil, bad("--clear %q: must be among %s", name, strings.Join(fieldNames[:], ", "))
-		}
-		o.Clear |= 1 << i
-	}
-	return &o, f.end(&o, now)
-}
-
-// fieldNames are the fields of an override in the order of catalog.Fields, as flags.
-var fieldNames = [...]string{"rate", "period", "capacity", "max-reserved", "slots", "at-once", "lease", "mode", "until", "note"}
-
-// end reads when the override ends.
-func (f *overrideFlags) end(o *catalog.Override, now time.Time) (err error) {
-	switch f.until {
-	case "":
-		return nil
-	case "never":
-		o.Clear |= catalog.FieldUntil
-		return nil
-	}
-	if lasts, err := time.ParseDuration(f.until); err == nil {
-		o.Until = now.Add(lasts)
-	} else if o.Until, err = time.Parse(time.RFC3339, f.until); err != nil {
-		return bad("--until %q: want an instant such as 2026-12-31T00:00:00Z, a duration such as 48h, or never", f.until)
-	}
-	if !o.Until.After(now) {
-		return bad("--until %s: is over", f.until)
-	}
-	return nil
-}
-
-// amountOf reads an amount of a flag; "" is 0.
-func amountOf(flag, text string) (float64, error) {
-	switch text {
-	case "":
-		return 0, nil
-	case "none", "0":
-		return ratelimit.None, nil
-	case "unlimited":
-		return math.Inf(1), nil
-	}
-	v, err := strconv.ParseFloat(text, 64)
-	if err != nil || math.IsNaN(v) || math.IsInf(v, 0) {
-		return 0, bad(`%s %q: must be a number, "none" or "unlimited"`, flag, text)
-	}
-	return v, nil
 }
 
 func catalogImport(o *options) *cobra.Command {

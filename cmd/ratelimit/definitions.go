@@ -7,13 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"time"
 	"unicode/utf8"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/internal/inspect"
 	"github.com/pgratelimit/ratelimit/internal/scenario"
 )
 
@@ -204,8 +204,8 @@ type overrideJSON struct {
 	Key         *string           `json:"key,omitempty"` // left out for all keys
 	Rate        float64           `json:"rate,omitempty"`
 	Period      scenario.Duration `json:"period,omitzero"`
-	Capacity    amount            `json:"capacity,omitzero"`
-	MaxReserved amount            `json:"maxReserved,omitzero"`
+	Capacity    inspect.Bound     `json:"capacity,omitzero"`
+	MaxReserved inspect.Bound     `json:"maxReserved,omitzero"`
 	Slots       int               `json:"slots,omitempty"`
 	AtOnce      int               `json:"atOnce,omitempty"`
 	Lease       scenario.Duration `json:"lease,omitzero"`
@@ -215,9 +215,13 @@ type overrideJSON struct {
 	Note        string            `json:"note,omitempty"`
 }
 
-func overrideOf(e *catalog.Entry) overrideJSON {
-	o := overrideJSON{
-		Name: e.Name, Rate: e.Rate, Period: scenario.Duration(e.Period), Capacity: amount(e.Capacity), MaxReserved: amount(e.MaxReserved),
+// overrideOf returns nil for no override.
+func overrideOf(e *catalog.Entry) *overrideJSON {
+	if e == nil {
+		return nil
+	}
+	o := &overrideJSON{
+		Name: e.Name, Rate: e.Rate, Period: scenario.Duration(e.Period), Capacity: inspect.Bound(e.Capacity), MaxReserved: inspect.Bound(e.MaxReserved),
 		Slots: e.Slots, AtOnce: e.AtOnce, Lease: scenario.Duration(e.Lease), Mode: e.Mode, Until: e.Until, Off: e.Switch == catalog.Off, Note: e.Note,
 	}
 	if e.Key != catalog.AllKeys {
@@ -255,35 +259,4 @@ type inFlightJSON struct {
 
 func inFlightJSONOf(l ratelimit.InFlight) inFlightJSON {
 	return inFlightJSON{l.Name, l.Limit, scenario.Duration(l.LeaseOrDefault())}
-}
-
-// amount is a capacity or a bound on debt, as a limit's field has it; in JSON and in flags a
-// number, "none" or "unlimited".
-type amount float64
-
-func (a amount) MarshalJSON() ([]byte, error) {
-	switch {
-	case a == ratelimit.None:
-		return []byte(`"none"`), nil
-	case math.IsInf(float64(a), 1):
-		return []byte(`"unlimited"`), nil
-	}
-	return json.Marshal(float64(a))
-}
-
-func (a *amount) UnmarshalJSON(text []byte) error {
-	switch string(text) {
-	case `"none"`:
-		*a = ratelimit.None
-		return nil
-	case `"unlimited"`:
-		*a = amount(math.Inf(1))
-		return nil
-	}
-	var v float64
-	if err := json.Unmarshal(text, &v); err != nil {
-		return fmt.Errorf(`%s: must be a number, "none" or "unlimited"`, text)
-	}
-	*a = amount(v)
-	return nil
 }

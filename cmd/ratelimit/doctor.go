@@ -450,7 +450,7 @@ func (d *doctor) transactions(ctx context.Context) error {
 			return err
 		}
 		for _, h := range holders {
-			if detail := h.String() + ", and holds rows of limits"; h.Lasts > idleFor {
+			if detail := h.Text() + ", and holds rows of limits"; h.Lasts > idleFor {
 				d.advise("transactions", warning, "transactions", detail, fmt.Sprintf("mend its program; to roll it back, SELECT pg_terminate_backend(%d)", h.PID))
 			} else {
 				d.find(fine, "transactions", "%s", detail)

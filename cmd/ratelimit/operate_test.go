@@ -310,9 +310,9 @@ func TestShowNamesTheHolder(t *testing.T) {
 	w.must(tx.QueryRow(t.Context(), "SELECT pg_backend_pid()").Scan(&pid))
 	held := 0
 	for _, row := range objects[storyJSON](t, w.program("show", "sharded", "k", "--json").ok(t))[0].Rows {
-		if row.LockedBy != 0 {
+		if row.Holder != nil {
 			held++
-			if row.LockedBy != pid || row.State != "idle in transaction" || row.Since == "" {
+			if row.PID != pid || row.State != "idle in transaction" || row.Since.IsZero() {
 				t.Errorf("got %+v, want process %d", row, pid)
 			}
 		}

@@ -220,7 +220,7 @@ func TestEnter(t *testing.T) {
 		{"/limit?name=api", "capacity", "50", "Change the override of all keys of api: none → capacity 50"},
 		{"/limit?name=api", "key", "alice", "What would"},
 		{"/limit?name=api", "prefix", "bob", "No such key has a row"},
-		{"/permits?name=exports&key=org", "at_once", "7", "Change the override of org of exports: none → 7 at once"},
+		{"/permits?name=exports&key=org", "at-once", "7", "Change the override of org of exports: none → 7 at once"},
 		{"/permits?name=exports", "lease", "2m", "Change the override of all keys of exports: none → lease 2m"},
 	} {
 		var shown string

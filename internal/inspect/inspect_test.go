@@ -8,6 +8,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/visible"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
@@ -38,7 +39,7 @@ func TestSpan(t *testing.T) {
 		}
 	}
 	for d, want := range map[time.Duration]string{time.Hour: "1h", 90 * time.Minute: "1h30m", time.Hour + time.Second: "1h0m1s", 48 * time.Hour: "48h", 10 * time.Minute: "10m"} {
-		if got := Period(d); got != want {
+		if got := visible.Period(d); got != want {
 			t.Errorf("%v: got %q, want %q", d, got, want)
 		}
 	}

@@ -81,15 +81,6 @@ func (d *Inspector) Unlike(ctx context.Context, name string, keys ...string) (un
 	return unlike, nil
 }
 
-// unlike looks at one key; it returns nil for one of the rows' shape.
-func (d *Inspector) unlike(ctx context.Context, name, key string) (*Unlike, error) {
-	unlike, err := d.Unlike(ctx, name, key)
-	if err != nil || len(unlike) == 0 {
-		return nil, err
-	}
-	return &unlike[0], nil
-}
-
 // unlikeOf compares a key with rows, and returns how to write it.
 func unlikeOf(key string, shapes map[string]bool, rows []string) Unlike {
 	u := Unlike{Key: key, Shape: edge.Shape(key), Shapes: slices.Sorted(maps.Keys(shapes)), Row: rows[0]}
