@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/ratelimit"
@@ -31,25 +30,6 @@ func catalogCommand(o *options) *cobra.Command {
 	}
 	c.AddCommand(catalogLs(o), catalogSet(o), catalogSwitch(o, "on", catalog.On), catalogSwitch(o, "off", catalog.Off), catalogUnset(o), catalogComplete(o), catalogImport(o), catalogExport(o), catalogHistory(o))
 	return c
-}
-
-// onCatalog runs do with the catalog in the database, which has been read.
-func (o *options) onCatalog(cmd *cobra.Command, do func(d *inspect.Inspector) error) error {
-	o.sayWho(cmd)
-	return o.onPool(cmd, func(pool *pgxpool.Pool) error {
-		store, err := o.store(cmd.Context(), pool)
-		if err != nil {
-			return err
-		}
-		c, err := catalog.New(pool, &catalog.Config{Schema: o.schema, Store: store, Logger: silent})
-		if err == nil {
-			err = c.Refresh(cmd.Context())
-		}
-		if err != nil {
-			return err
-		}
-		return do(&inspect.Inspector{Pool: pool, Schema: o.schema, Store: store, Catalog: c})
-	})
 }
 
 func catalogLs(o *options) *cobra.Command {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"time"
 	"unicode/utf8"
 
@@ -41,15 +40,6 @@ func readDefinitions(stdin io.Reader, file string) (*definitionsFile, error) {
 		return nil, badInput{err}
 	}
 	return parseDefinitions(name, text)
-}
-
-// readCatalog reads a file of definitions as a catalog in memory.
-func readCatalog(ctx context.Context, file string) (*catalog.Catalog, error) {
-	f, err := readDefinitions(os.Stdin, file)
-	if err != nil {
-		return nil, err
-	}
-	return f.catalog(ctx)
 }
 
 func parseDefinitions(name string, text []byte) (*definitionsFile, error) {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -42,24 +41,18 @@ status 1 if something fails, so that decisions cannot work; warnings leave it 0.
 					return err
 				}
 			}
-			pool, err := connect(cmd.Context(), o.databaseURL)
-			if err != nil {
-				return err
-			}
-			defer pool.Close()
-			d := &doctor{Inspector: inspect.Inspector{Pool: pool, Schema: o.schema}, file: file}
-			if d.Store, err = o.store(cmd.Context(), pool); err != nil {
-				return err
-			}
-			d.examine(cmd.Context())
-			return d.report(o.printer(cmd))
+			return o.onStore(cmd, func(d *inspect.Inspector) error {
+				examined := &doctor{Inspector: d, file: file}
+				examined.examine(cmd.Context())
+				return examined.report(o.printer(cmd))
+			})
 		},
 	})
 }
 
 // doctor looks at a database.
 type doctor struct {
-	inspect.Inspector
+	*inspect.Inspector
 	file     *definitionsFile // nil without --definitions
 	findings []finding
 	there    bool // is the table there?
@@ -379,6 +372,24 @@ FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS p`, d.Table()).Sca
 	return nil
 }
 
+// otherRoles lists the roles, besides the owner, that can change limits or read their keys.
+func (d *doctor) otherRoles(ctx context.Context) error {
+	if !d.there {
+		return nil
+	}
+	all, err := d.Rights(ctx)
+	if err != nil {
+		return err
+	}
+	for _, r := range all {
+		d.warn(r.Beyond, "other roles", "%s%s", visible.Text(r.String()), when(r.Beyond, ": more than a program needs; docs/setup.md has what to revoke"))
+	}
+	if len(all) == 0 {
+		d.find(fine, "other roles", "none but the owner can write limits, choose a rate, or read keys")
+	}
+	return nil
+}
+
 func (d *doctor) indexes(ctx context.Context) error {
 	if !d.there {
 		return nil
@@ -506,11 +517,10 @@ const (
 
 // definitions looks for those that disagree.
 func (d *doctor) definitions(ctx context.Context) error {
-	published, err := openCatalog(ctx, d.Pool, d.Schema, d.Store)
-	if err != nil || !d.there {
+	if err := openCatalog(ctx, d.Inspector); err != nil || !d.there {
 		return err
 	}
-	d.Catalog = published
+	published := d.Catalog
 	if d.file != nil {
 		inFile, err := d.file.catalog(ctx)
 		if err != nil {
@@ -557,7 +567,13 @@ FROM generate_series(date_trunc('day', now()) - interval '1 year', now() + inter
 // zones tells of time zones of quotas that the server has otherwise than this program: views and SQL
 // functions go by its data.
 func (d *doctor) zones(ctx context.Context, c *catalog.Catalog) error {
-	for _, zone := range zonesOf(c.Definitions()) {
+	seen := map[string]bool{"": true}
+	for _, definition := range c.Definitions() {
+		zone := definition.Zone
+		if seen[zone] {
+			continue
+		}
+		seen[zone] = true
 		location, err := time.LoadLocation(zone)
 		if err != nil {
 			return err
@@ -588,16 +604,6 @@ func (d *doctor) zones(ctx context.Context, c *catalog.Catalog) error {
 		}
 	}
 	return nil
-}
-
-// zonesOf returns the time zones of quotas, each once.
-func zonesOf(definitions []ratelimit.Definition) (zones []string) {
-	for i := range definitions {
-		if zone := definitions[i].Zone; zone != "" && !slices.Contains(zones, zone) {
-			zones = append(zones, zone)
-		}
-	}
-	return zones
 }
 
 // overdue is for how long a raise can be due before nobody seems to complete it.
@@ -640,7 +646,7 @@ func (d *doctor) rowsDisagree(ctx context.Context) error {
 		return err
 	}
 	known := len(d.Catalog.Definitions()) + len(d.Catalog.InFlights())
-	bad := 0
+	agree := true
 	for _, l := range limits {
 		switch {
 		case l.InFlight != nil:
@@ -649,12 +655,9 @@ func (d *doctor) rowsDisagree(ctx context.Context) error {
 		case l.Definition == nil:
 			err = d.undefined(ctx, l.Name)
 		case l.Rows > 0:
-			var shards *int
-			if shards, err = d.shardsBeyond(ctx, l.Definition); shards != nil {
-				bad++
-				d.advise("shards", warning, "definitions", fmt.Sprintf("%s has rows of more shards than the %d that are defined", visible.Text(l.Name), l.Definition.Shards),
-					d.resharding(l.Definition, *shards))
-			}
+			var more bool
+			more, err = d.moreShards(ctx, l.Definition)
+			agree = agree && !more
 		}
 		if err == nil && l.Rows > 0 {
 			err = d.unlike(ctx, l.Name)
@@ -663,7 +666,7 @@ func (d *doctor) rowsDisagree(ctx context.Context) error {
 			return err
 		}
 	}
-	if bad == 0 && known > 0 {
+	if agree && known > 0 {
 		d.find(fine, "definitions", "%s known, and rows agree with them", plural(known, "definition"))
 	}
 	return nil
@@ -688,18 +691,18 @@ func (d *doctor) unlike(ctx context.Context, name string) error {
 	return err
 }
 
-// resharding is the advice for rows of more shards than a limit has: what they hold goes into the
-// others, and what is left of them would be taken for rows of a program that is at work.
-func (d *doctor) resharding(of *ratelimit.Definition, from int) string {
-	return fmt.Sprintf("if no program with more is at work any more, ratelimit change %s --all-keys --from shards=%d, and then DELETE FROM %s WHERE name = '%s' AND shard >= %d",
-		visible.Shell(visible.Text(of.Name)), from, d.Table(), strings.ReplaceAll(of.Name, "'", "''"), of.Shards)
-}
-
-// shardsBeyond returns how many shards the rows of a limit have, nil if not more than it is
-// defined with.
-func (d *doctor) shardsBeyond(ctx context.Context, of *ratelimit.Definition) (shards *int, err error) {
-	err = d.Pool.QueryRow(ctx, "SELECT max(r.shard) + 1 FROM "+d.Table()+" AS r WHERE r.name = $1::text AND r.shard >= $2::int4", of.Name, of.Shards).Scan(&shards)
-	return shards, err
+// moreShards tells of rows of more shards than a limit has. What they hold goes into the others; what is
+// left of them would be taken for rows of a program that is at work.
+func (d *doctor) moreShards(ctx context.Context, of *ratelimit.Definition) (more bool, err error) {
+	var from *int
+	err = d.Pool.QueryRow(ctx, "SELECT max(r.shard) + 1 FROM "+d.Table()+" AS r WHERE r.name = $1::text AND r.shard >= $2::int4", of.Name, of.Shards).Scan(&from)
+	if err != nil || from == nil {
+		return false, err
+	}
+	d.advise("shards", warning, "definitions", fmt.Sprintf("%s has rows of more shards than the %d that are defined", visible.Text(of.Name), of.Shards),
+		fmt.Sprintf("if no program with more is at work any more, ratelimit change %s --all-keys --from shards=%d, and then DELETE FROM %s WHERE name = '%s' AND shard >= %d",
+			visible.Shell(visible.Text(of.Name)), *from, d.Table(), strings.ReplaceAll(of.Name, "'", "''"), of.Shards))
+	return true, nil
 }
 
 // undefined tells of a name that has rows and no definition. They may be of a program that

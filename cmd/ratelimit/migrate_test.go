@@ -20,16 +20,16 @@ type step struct {
 }
 
 const (
-	heading   = "VERSION   APPLIED   MIGRATION\n"
-	noLimits  = "1         no        00001_rate_limits.sql\n"
-	limits    = "1         yes       00001_rate_limits.sql\n"
-	noPauses  = "2         no        00002_pauses.sql\n"
-	pauses    = "2         yes       00002_pauses.sql\n"
+	heading   = "VERSION  APPLIED  MIGRATION\n"
+	noLimits  = "1        no       00001_rate_limits.sql\n"
+	limits    = "1        yes      00001_rate_limits.sql\n"
+	noPauses  = "2        no       00002_pauses.sql\n"
+	pauses    = "2        yes      00002_pauses.sql\n"
 	upLimits  = "applied 00001_rate_limits.sql\n"
-	noSlots   = "3         no        00003_sliding_windows.sql\n"
-	slots     = "3         yes       00003_sliding_windows.sql\n"
-	noEscrow  = "4         no        00004_escrow.sql\n"
-	escrow    = "4         yes       00004_escrow.sql\n"
+	noSlots   = "3        no       00003_sliding_windows.sql\n"
+	slots     = "3        yes      00003_sliding_windows.sql\n"
+	noEscrow  = "4        no       00004_escrow.sql\n"
+	escrow    = "4        yes      00004_escrow.sql\n"
 	upPauses  = "applied 00002_pauses.sql\n"
 	upSlots   = "applied 00003_sliding_windows.sql\n"
 	upEscrow  = "applied 00004_escrow.sql\n"
@@ -214,7 +214,7 @@ func TestMigrateSet(t *testing.T) {
 	}
 	o = run("migrate", "status", "--set", "catalog")
 	o.wantStatus(t, exitOK)
-	if !strings.HasPrefix(o.stdout, heading+"1         yes       00001_definitions.sql\n") {
+	if !strings.HasPrefix(o.stdout, heading+"1        yes      00001_definitions.sql\n") {
 		t.Errorf("printed %q", o.stdout)
 	}
 	o = execute(t, "", "migrate", "print", "--set", "catalog", "--down")
@@ -256,7 +256,7 @@ func TestMigrateAll(t *testing.T) {
 	}
 	o = run("migrate", "status", "--all")
 	o.wantStatus(t, exitOK)
-	if want := heading + limits + pauses + slots + escrow + "\nset catalog\n" + heading; !strings.HasPrefix(o.stdout, want) || !strings.HasSuffix(o.stdout, "1         yes       00001_parked.sql\n") {
+	if want := heading + limits + pauses + slots + escrow + "\nset catalog\n" + heading; !strings.HasPrefix(o.stdout, want) || !strings.HasSuffix(o.stdout, "1        yes      00001_parked.sql\n") {
 		t.Errorf("printed %q, want it to begin with %q", o.stdout, want)
 	}
 	o = execute(t, "", "migrate", "print", "--all")
