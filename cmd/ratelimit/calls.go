@@ -88,27 +88,26 @@ func (r *callReader) readLog(name string, in *bufio.Reader) ([]trial.Call, error
 		r.keys = []string{"remote"}
 	}
 	var calls []trial.Call
-	clock := logClock{}
-	for n := 1; ; n++ {
-		text, err := in.ReadSlice('\n')
-		if errors.Is(err, bufio.ErrBufferFull) {
-			return nil, bad("%s:%d: a line of more than a megabyte", name, n)
-		}
-		if err != nil && !errors.Is(err, io.EOF) {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
-		if line := strings.TrimRight(string(text), "\r\n"); line != "" {
-			call, lineErr := r.logLine(line, &clock)
-			if lineErr != nil {
-				return nil, bad("%s:%d: %w", name, n, lineErr)
+	var clock logClock
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, 1<<20)
+	n := 1
+	for ; lines.Scan(); n++ {
+		if line := lines.Text(); line != "" {
+			call, err := r.logLine(line, &clock)
+			if err != nil {
+				return nil, bad("%s:%d: %w", name, n, err)
 			}
 			call.File, call.Line = r.file-1, int32(n)
 			calls = append(calls, call)
 		}
-		if err != nil {
-			return calls, nil
-		}
 	}
+	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
+		return nil, bad("%s:%d: a line of more than a megabyte", name, n)
+	} else if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return calls, nil
 }
 
 func (r *callReader) logLine(line string, clock *logClock) (trial.Call, error) {

@@ -39,7 +39,7 @@ func FuzzScenario(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if _, err := replayAll(t.Context(), memory{}, []scenario.Scenario{s}, io.Discard, true); err != nil && !strings.Contains(err.Error(), "a file:") {
+		if _, err := replayAll(t.Context(), inMemory, []scenario.Scenario{s}, io.Discard, true); err != nil && !strings.Contains(err.Error(), "a file:") {
 			t.Errorf("got %q, which does not name the line", err)
 		}
 	})
@@ -88,7 +88,7 @@ func FuzzCalls(f *testing.F) {
 			}
 			return
 		}
-		if _, err := replayAll(t.Context(), memory{}, []scenario.Scenario{s}, io.Discard, false); err != nil {
+		if _, err := replayAll(t.Context(), inMemory, []scenario.Scenario{s}, io.Discard, false); err != nil {
 			t.Errorf("%s\n%v", text.Bytes(), err)
 		}
 	})
