@@ -72,8 +72,8 @@ type Config struct {
 
 // Console serves the pages. It is safe for concurrent use.
 type Console struct {
-	guarded bool              // there is a token
-	token   [sha256.Size]byte // its hash
+	site    *site
+	token   [sha256.Size]byte // the hash of Config.Token
 	hosts   map[string]bool   // used without a token
 	handler http.Handler
 }
@@ -86,22 +86,14 @@ func New(config *Config) (*Console, error) {
 	if err := config.check(); err != nil {
 		return nil, err
 	}
-	s := &site{
-		inspector: &inspect.Inspector{Pool: config.Pool, Schema: config.Schema, Store: config.Store, Catalog: config.Catalog},
-		prefix:    config.Prefix, editable: config.Edit,
-		who: config.Who, timeout: cmp.Or(config.Timeout, defaultTimeout),
-		logger: cmp.Or(config.Logger, slog.Default()),
+	s := &site{Config: *config, inspector: &inspect.Inspector{Pool: config.Pool, Schema: config.Schema, Store: config.Store, Catalog: config.Catalog}}
+	s.Timeout, s.Logger = cmp.Or(s.Timeout, defaultTimeout), cmp.Or(s.Logger, slog.Default())
+	if s.Who == nil {
+		s.Who = claimed
 	}
-	if s.who == nil {
-		s.who = claimed
-	}
-	c := &Console{handler: routes(s), hosts: map[string]bool{"localhost": true}}
+	c := &Console{site: s, token: sha256.Sum256([]byte(config.Token)), hosts: map[string]bool{"localhost": true}, handler: routes(s)}
 	for _, host := range config.Hosts {
 		c.hosts[strings.ToLower(host)] = true
-	}
-	if config.Token != "" {
-		c.token = sha256.Sum256([]byte(config.Token))
-		c.guarded = true
 	}
 	return c, nil
 }
@@ -140,7 +132,7 @@ func (c *Config) check() error {
 func routes(s *site) http.Handler {
 	mux := http.NewServeMux()
 	page := func(path string, show func(context.Context, *http.Request) (*view, error)) {
-		mux.HandleFunc("GET "+s.prefix+path, func(w http.ResponseWriter, r *http.Request) { s.show(w, r, show) })
+		mux.HandleFunc("GET "+s.Prefix+path, func(w http.ResponseWriter, r *http.Request) { s.show(w, r, show) })
 	}
 	page("/{$}", s.limits)
 	page("/limit", s.limit)
@@ -148,10 +140,10 @@ func routes(s *site) http.Handler {
 	page("/permits", s.permits)
 	page("/refused", s.refused)
 	page("/changes", s.changes)
-	mux.HandleFunc("GET "+s.prefix+"/style.css", style)
-	mux.HandleFunc("POST "+s.prefix+"/change", s.change)
-	if s.prefix != "" {
-		mux.Handle("GET "+s.prefix, http.RedirectHandler(s.prefix+"/", http.StatusMovedPermanently))
+	mux.HandleFunc("GET "+s.Prefix+"/style.css", style)
+	mux.HandleFunc("POST "+s.Prefix+"/change", s.change)
+	if s.Prefix != "" {
+		mux.Handle("GET "+s.Prefix, http.RedirectHandler(s.Prefix+"/", http.StatusMovedPermanently))
 	}
 	return http.NewCrossOriginProtection().Handler(mux)
 }
@@ -183,17 +175,14 @@ func (c *Console) named(r *http.Request) bool {
 	if err != nil {
 		host = strings.Trim(r.Host, "[]")
 	}
-	return c.guarded || c.hosts[strings.ToLower(host)] || net.ParseIP(host) != nil
+	return c.site.Token != "" || c.hosts[strings.ToLower(host)] || net.ParseIP(host) != nil
 }
 
 // knows reports whether a request has the token, or needs none.
 func (c *Console) knows(r *http.Request) bool {
-	if !c.guarded {
-		return true
-	}
 	_, password, _ := r.BasicAuth()
 	sum := sha256.Sum256([]byte(password))
-	return subtle.ConstantTimeCompare(sum[:], c.token[:]) == 1
+	return c.site.Token == "" || subtle.ConstantTimeCompare(sum[:], c.token[:]) == 1
 }
 
 func style(w http.ResponseWriter, r *http.Request) {

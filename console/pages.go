@@ -37,7 +37,7 @@ type overrides struct {
 
 func (s *site) overridesOf(name, page string) overrides {
 	all := s.inspector.Catalog.Overrides(name)
-	o := overrides{Name: name, Some: all[:min(len(all), perPage)], Page: s.prefix + page}
+	o := overrides{Name: name, Some: all[:min(len(all), perPage)], Page: s.Prefix + page}
 	o.More = len(all) - len(o.Some)
 	if len(all) > 0 && all[0].Key == catalog.AllKeys {
 		o.ForAll = &all[0]

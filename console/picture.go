@@ -82,14 +82,11 @@ func round(v float64) float64 { return math.Round(v*10) / 10 }
 // ahead returns the tokens that a key will have at evenly spaced instants, from the catalog's
 // views.
 func (s *site) ahead(ctx context.Context, story *inspect.Story, from, to time.Time) ([]float64, error) {
-	rows, err := s.inspector.Pool.Query(ctx, `SELECT a.value FROM generate_series(0, $3::int4) AS i,
+	rows, _ := s.inspector.Pool.Query(ctx, `SELECT a.value FROM generate_series(0, $3::int4) AS i,
 	LATERAL (SELECT l.value FROM `+s.inspector.View("rate_limits_at")+`($4::timestamptz + ($5::timestamptz - $4::timestamptz) * i / $3::int4) AS l
 		WHERE l.name = $1::text AND l.key = $2::text) AS a
 ORDER BY i`, story.Published.Name, story.Now.Request.Key, points, from, to)
-	var values []float64
-	if err == nil {
-		values, err = pgx.CollectRows(rows, pgx.RowTo[float64])
-	}
+	values, err := pgx.CollectRows(rows, pgx.RowTo[float64])
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && (pgErr.Code == "42883" || pgErr.Code == "42501") { // undefined_function, insufficient_privilege
 		return nil, nil

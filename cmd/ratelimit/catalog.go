@@ -270,7 +270,9 @@ func (e *editing) agreed(cmd *cobra.Command, d *inspect.Inspector, edit *catalog
 		what += "; " + edit.Left.String()
 	}
 	if edit.Key == catalog.AllKeys {
-		what += "; " + reachOf(cmd.Context(), d, edit)
+		ctx, cancel := context.WithTimeout(cmd.Context(), checkTimeout)
+		what += "; " + d.ReachText(ctx, edit)
+		cancel()
 	}
 	lower := inspect.Lower(edit)
 	if lower != "" {
@@ -284,17 +286,6 @@ func (e *editing) agreed(cmd *cobra.Command, d *inspect.Inspector, edit *catalog
 		return false, bad("%s: say --lower as well", lower)
 	}
 	return e.confirmed(cmd, "grant less than the program has published")
-}
-
-// reachOf says how many keys an edit for all keys concerns.
-func reachOf(ctx context.Context, d *inspect.Inspector, edit *catalog.Edit) string {
-	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
-	defer cancel()
-	reach, err := d.Reach(ctx, edit)
-	if err != nil { // which keeps nobody from a kill switch
-		return "how many keys it concerns cannot be told: " + err.Error()
-	}
-	return reach.String()
 }
 
 // editJSON is an edit of an override.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -149,7 +150,7 @@ type Holder struct {
 
 // Text returns the holder in a line.
 func (h *Holder) Text() string {
-	by := words(h.User, h.Application)
+	by := strings.TrimSpace(h.User + " " + h.Application)
 	return fmt.Sprintf("process %d (%s), %s, its transaction began %s ago", h.PID, by, h.State, h.Lasts.Round(time.Millisecond))
 }
 
@@ -197,7 +198,7 @@ func (d *Inspector) ask(ctx context.Context, s *Story, asked ratelimit.Request) 
 // roles' statements from roles without pg_read_all_stats. Of a distributed table the transactions are
 // another node's, and not told.
 func (d *Inspector) Rows(ctx context.Context, name, key string) ([]Row, error) {
-	rows, err := d.Pool.Query(ctx, `WITH r AS MATERIALIZED (
+	rows, _ := d.Pool.Query(ctx, `WITH r AS MATERIALIZED (
 	SELECT shard, value, ts, paused, ahead, xmax AS changer FROM `+d.Table()+` WHERE name = $1::text AND key = $2::text
 )
 SELECT r.shard, r.value, r.ts, r.paused,
@@ -208,9 +209,6 @@ FROM r LEFT JOIN pg_locks AS l
 	ON NOT $3::bool AND l.transactionid = r.changer AND l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
 LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
 ORDER BY r.shard`, name, key, d.Store.Portable())
-	if err != nil {
-		return nil, fmt.Errorf("read rows: %w", err)
-	}
 	read, err := pgx.CollectRows(rows, scanRow)
 	if err != nil {
 		return nil, fmt.Errorf("read rows: %w", err)
@@ -270,15 +268,12 @@ func refusing(until time.Time) string {
 // Holders returns idle open transactions that have rows of the table locked, oldest first. A server
 // hides other roles' from roles without pg_read_all_stats.
 func (d *Inspector) Holders(ctx context.Context) ([]Holder, error) {
-	rows, err := d.Pool.Query(ctx, `SELECT a.pid, coalesce(a.application_name, ''), coalesce(a.usename::text, ''), a.state, a.xact_start,
+	rows, _ := d.Pool.Query(ctx, `SELECT a.pid, coalesce(a.application_name, ''), coalesce(a.usename::text, ''), a.state, a.xact_start,
 	extract(epoch FROM clock_timestamp() - a.xact_start)::float8
 FROM pg_stat_activity AS a
 WHERE a.state LIKE 'idle in transaction%' AND EXISTS (
 	SELECT FROM pg_locks AS l WHERE l.pid = a.pid AND l.relation = $1::regclass AND l.mode IN ('RowExclusiveLock', 'RowShareLock') AND l.granted)
 ORDER BY a.xact_start`, d.Table())
-	if err != nil {
-		return nil, fmt.Errorf("look for transactions: %w", err)
-	}
 	holders, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (h Holder, err error) {
 		var lasts float64
 		err = row.Scan(&h.PID, &h.Application, &h.User, &h.State, &h.Since, &lasts)

@@ -105,10 +105,7 @@ func (d *Inspector) UnlikeOverrides(ctx context.Context, name string) (overrides
 	if overrides, err = d.Unlike(ctx, name, keys...); err != nil {
 		return nil, nil, err
 	}
-	rows, err := d.Pool.Query(ctx, "SELECT DISTINCT r.key FROM "+d.Table()+" AS r WHERE r.name = $1::text AND r.paused > clock_timestamp() LIMIT $2::int8", name, MostUnlike)
-	if err != nil {
-		return nil, nil, fmt.Errorf("read pauses: %w", err)
-	}
+	rows, _ := d.Pool.Query(ctx, "SELECT DISTINCT r.key FROM "+d.Table()+" AS r WHERE r.name = $1::text AND r.paused > clock_timestamp() LIMIT $2::int8", name, MostUnlike)
 	if keys, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
 		return nil, nil, fmt.Errorf("read pauses: %w", err)
 	}
