@@ -202,6 +202,7 @@ var followed = map[string]func(p *patient){
 	"table": func(p *patient) {
 		empty := pgtest.NewEmpty(p.T)
 		p.world = &world{T: p.T, db: empty}
+		p.program("doctor").wantStatus(p.T, exitFailed, "1 check failed")
 		p.program(strings.Fields(after(p.advised("table", "ratelimit migrate up"), "ratelimit "))[1:]...).ok(p.T)
 		p.well("table", "")
 	},
@@ -258,6 +259,10 @@ var followed = map[string]func(p *patient){
 	"rights": func(p *patient) {
 		if p.url = p.as(""); p.url == "" {
 			p.Skip("the user may make no role")
+		}
+		o := execute(p.T, "", "doctor", "--schema", p.db.Schema, "--database-url", p.url)
+		if o.wantStatus(p.T, exitFailed); strings.Contains(o.stdout+o.stderr, "secret") {
+			p.Error("the password is shown")
 		}
 		for _, lacks := range []string{"SELECT", "DELETE"} {
 			p.exec("REVOKE " + lacks + " ON rate_limits FROM " + p.db.Schema + "_role")
