@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,18 +27,15 @@ func (f *pictureFlags) addTo(c *cobra.Command, prefix string) {
 	c.Flags().StringVar(&f.theme, "theme", "auto", prefix+"of the picture: auto, light or dark")
 }
 
-// themes are the words for themes.
-var themes = map[string]chart.Theme{"auto": chart.Auto, "light": chart.Light, "dark": chart.Dark}
-
 func (f *pictureFlags) check() error {
-	if _, ok := themes[f.theme]; !ok {
+	if !slices.Contains([]chart.Theme{chart.Auto, chart.Light, chart.Dark}, chart.Theme(f.theme)) {
 		return bad("--theme %q: want auto, light or dark", f.theme)
 	}
 	return nil
 }
 
 func (f *pictureFlags) write(c *chart.Chart) error {
-	c.Theme = themes[f.theme]
+	c.Theme = chart.Theme(f.theme)
 	return os.WriteFile(f.file, []byte(c.SVG()), 0o644) // names the file in its error
 }
 

@@ -105,10 +105,10 @@ func TestThemes(t *testing.T) {
 		c.Theme = theme
 		text := c.SVG()
 		if got := [2]bool{strings.Contains(text, "#ffffff"), strings.Contains(text, "#0d1117")}; got != want {
-			t.Errorf("theme %d: light and dark are %v, want %v", theme, got, want)
+			t.Errorf("theme %q: light and dark are %v, want %v", theme, got, want)
 		}
 		if both := strings.Contains(text, "prefers-color-scheme"); both != (theme == chart.Auto) {
-			t.Errorf("theme %d: by the reader's choice: %t", theme, both)
+			t.Errorf("theme %q: by the reader's choice: %t", theme, both)
 		}
 	}
 }
