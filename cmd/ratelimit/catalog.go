@@ -49,19 +49,23 @@ func catalogLs(o *options) *cobra.Command {
 	}))
 }
 
-func listDefinitions(p *printer, c *catalog.Catalog) error {
-	t := p.table("OVERRIDES", "LIMIT")
-	row := func(name, described string, v limitJSON) error {
-		v.Name, v.Overrides = name, len(c.Overrides(name))
-		return t.row(v, fmt.Sprint(v.Overrides), visible.Lines(described))
-	}
+// published returns the limits of a catalog, and how each reads.
+func published(c *catalog.Catalog) (all []limitJSON, described []string) {
 	for _, d := range c.Definitions() {
-		if err := row(d.Name, d.String(), limitJSON{Definition: &d}); err != nil {
-			return err
-		}
+		all, described = append(all, limitJSON{Name: d.Name, Definition: &d}), append(described, d.String())
 	}
 	for _, l := range c.InFlights() {
-		if err := row(l.Name, l.String(), limitJSON{InFlight: new(inFlightJSONOf(l))}); err != nil {
+		all, described = append(all, limitJSON{Name: l.Name, InFlight: new(inFlightJSONOf(l))}), append(described, l.String())
+	}
+	return all, described
+}
+
+func listDefinitions(p *printer, c *catalog.Catalog) error {
+	t := p.table("OVERRIDES", "LIMIT")
+	all, described := published(c)
+	for i, v := range all {
+		v.Overrides = len(c.Overrides(v.Name))
+		if err := t.row(v, fmt.Sprint(v.Overrides), visible.Lines(described[i])); err != nil {
 			return err
 		}
 	}
@@ -297,13 +301,14 @@ type editJSON struct {
 }
 
 func editJSONOf(e *catalog.Edit) editJSON {
-	side := func(o *catalog.Override) *overrideJSON {
-		if o == nil {
-			return nil
-		}
-		return overrideOf(&catalog.Entry{Name: e.Name, Key: e.Key, Override: *o})
+	out := editJSON{Lower: e.Lower, Left: e.Left}
+	if e.Was != nil {
+		out.Was = overrideOf(&catalog.Entry{Name: e.Name, Key: e.Key, Override: *e.Was})
 	}
-	return editJSON{side(e.Was), side(e.Became), e.Lower, e.Left}
+	if e.Became != nil {
+		out.Became = overrideOf(&catalog.Entry{Name: e.Name, Key: e.Key, Override: *e.Became})
+	}
+	return out
 }
 
 func catalogImport(o *options) *cobra.Command {
@@ -326,7 +331,7 @@ there: all, or on an error none. What the file does not name stays, and so does 
 				}
 				asIs, err := catalog.New(d.Pool, &catalog.Config{Schema: o.schema, Logger: silent})
 				if err == nil {
-					err = intx.Do(cmd.Context(), d.Pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return f.into(cmd.Context(), tx, asIs) })
+					err = intx.Do(cmd.Context(), d.Pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return f.publish(cmd.Context(), txEditor{asIs, tx}) })
 				}
 				if err != nil {
 					return err
@@ -367,11 +372,6 @@ func (e txEditor) Set(ctx context.Context, name, key string, o catalog.Override)
 	return e.SetTx(ctx, e.tx, name, key, o)
 }
 
-// into writes the file into a catalog inside tx.
-func (f *definitionsFile) into(ctx context.Context, tx pgx.Tx, c *catalog.Catalog) error {
-	return f.publish(ctx, txEditor{c, tx})
-}
-
 func catalogExport(o *options) *cobra.Command {
 	return o.onDatabase(&cobra.Command{
 		Use:     "export [LIMIT]",
@@ -395,28 +395,22 @@ func catalogExport(o *options) *cobra.Command {
 
 // export prints what the catalog has, or what it has of a name.
 func export(p *printer, c *catalog.Catalog, only string) error {
-	put := func(name string, definition map[string]any) error {
-		if only != "" && name != only {
-			return nil
+	all, _ := published(c)
+	for _, l := range all {
+		if only != "" && l.Name != only {
+			continue
 		}
-		if err := p.object(definition); err != nil {
-			return err
+		lines := []map[string]any{{"limit": l.Definition}}
+		if l.InFlight != nil {
+			lines = []map[string]any{{"inFlight": l.InFlight}}
 		}
-		for _, e := range c.Overrides(name) {
-			if err := p.object(map[string]any{"override": overrideOf(&e)}); err != nil {
+		for _, e := range c.Overrides(l.Name) {
+			lines = append(lines, map[string]any{"override": overrideOf(&e)})
+		}
+		for _, line := range lines {
+			if err := p.object(line); err != nil {
 				return err
 			}
-		}
-		return nil
-	}
-	for _, d := range c.Definitions() {
-		if err := put(d.Name, map[string]any{"limit": d}); err != nil {
-			return err
-		}
-	}
-	for _, l := range c.InFlights() {
-		if err := put(l.Name, map[string]any{"inFlight": inFlightJSONOf(l)}); err != nil {
-			return err
 		}
 	}
 	return nil
@@ -434,8 +428,20 @@ func catalogHistory(o *options) *cobra.Command {
 			if most < 0 {
 				return bad("--most %d: must not be negative", most)
 			}
-			return o.onCatalog(cmd, func(d *inspect.Inspector) error {
-				changes, err := historyOf(cmd.Context(), d.Catalog, args, most)
+			key := ""
+			if len(args) == 2 {
+				var err error
+				if key, err = oneKey(args[1]); err != nil {
+					return err
+				}
+			}
+			return o.onCatalog(cmd, func(d *inspect.Inspector) (err error) {
+				var changes []catalog.Change
+				if len(args) == 2 {
+					changes, err = d.Catalog.KeyHistory(cmd.Context(), args[0], key, most)
+				} else {
+					changes, err = d.Catalog.History(cmd.Context(), strings.Join(args, ""), most)
+				}
 				if err != nil {
 					return err
 				}
@@ -445,21 +451,6 @@ func catalogHistory(o *options) *cobra.Command {
 	}
 	c.Flags().IntVarP(&most, "most", "n", 50, "at most so many changes; 0 for all")
 	return o.listing(o.onDatabase(c))
-}
-
-// historyOf reads the history of [LIMIT [KEY]].
-func historyOf(ctx context.Context, c *catalog.Catalog, args []string, most int) ([]catalog.Change, error) {
-	switch len(args) {
-	case 0:
-		return c.History(ctx, "", most)
-	case 1:
-		return c.History(ctx, args[0], most)
-	}
-	key, err := oneKey(args[1])
-	if err != nil {
-		return nil, err
-	}
-	return c.KeyHistory(ctx, args[0], key, most)
 }
 
 func listChanges(p *printer, changes []catalog.Change) error {

@@ -222,7 +222,7 @@ var pages = []struct{ name, path string }{
 
 // overlaps is the first two texts of a page's pictures and rows that lie over each other.
 const overlaps = `(() => {
-	const all = [...document.querySelectorAll(".chart div span, .chart figcaption, th, dt, nav a, .at")].map(e => [e, e.getBoundingClientRect()]).filter(([, r]) => r.width > 0);
+	const all = [...document.querySelectorAll("th, dt, nav a, .at")].map(e => [e, e.getBoundingClientRect()]).filter(([, r]) => r.width > 0);
 	for (const [a, p] of all) for (const [b, q] of all)
 		if (a !== b && !a.contains(b) && !b.contains(a) && p.left + 1 < q.right && q.left + 1 < p.right && p.top + 1 < q.bottom && q.top + 1 < p.bottom) return a.innerText + " | " + b.innerText;
 	return "" })()`
