@@ -92,25 +92,23 @@ func (d *doctor) warn(so bool, check, format string, args ...any) {
 	d.find(verdict, check, format, args...)
 }
 
-// examine makes all checks. One that fails does not keep the next from being made.
+// examine makes all checks.
 func (d *doctor) examine(ctx context.Context) {
-	for _, check := range []struct {
-		name string
-		make func(context.Context) error
-	}{
-		{"server", d.server},
-		{"settings", d.settings},
-		{"pooler", d.pooler},
-		{"clock", d.clock},
-		{"tables", d.tables},
-		{"Citus", d.citus},
-		{"rights", d.rights},
-		{"other roles", d.otherRoles},
-		{"indexes", d.indexes},
-		{"HOT updates", d.statistics},
-		{"transactions", d.transactions},
-		{"definitions", d.definitions},
-	} {
+	d.make(ctx, check{"server", d.server}, check{"settings", d.settings}, check{"pooler", d.pooler}, check{"clock", d.clock}, check{"tables", d.tables})
+	if d.there {
+		d.make(ctx, check{"Citus", d.citus}, check{"rights", d.rights}, check{"other roles", d.otherRoles}, check{"indexes", d.indexes},
+			check{"HOT updates", d.statistics}, check{"transactions", d.transactions}, check{"definitions", d.definitions})
+	}
+}
+
+type check struct {
+	name string
+	make func(context.Context) error
+}
+
+// make makes checks. One that fails does not keep the next from being made.
+func (d *doctor) make(ctx context.Context, checks ...check) {
+	for _, check := range checks {
 		bounded, cancel := context.WithTimeout(ctx, checkTimeout)
 		if err := check.make(bounded); err != nil {
 			d.find(unknown, check.name, "could not be looked at: %s", err)
@@ -274,7 +272,7 @@ func (d *doctor) tables(ctx context.Context) error {
 
 // citus looks at the database of a table that Citus distributes over nodes.
 func (d *doctor) citus(ctx context.Context) error {
-	if !d.there || !d.Store.Portable() {
+	if !d.Store.Portable() {
 		return nil
 	}
 	d.advise("portable", fine, "Citus", "the table is distributed, and rate_limits_now, rate_limits_short, rate_limits_at and the SQL functions do not work on it", "give each program on it Config.Portable")
@@ -338,9 +336,9 @@ func (d *doctor) migrations(ctx context.Context, set migrations.Set) error {
 	}
 	check := migrationsOf(set)
 	switch {
-	case len(all) > 0 && all[0].Untracked:
+	case all[0].Untracked:
 		d.find(fine, check, "another tool made the table")
-	case len(all) > 0 && all[len(all)-1].Newer:
+	case all[len(all)-1].Newer:
 		d.find(warning, check, "there is %s, which this one does not know: use that program's command", all[len(all)-1].Name)
 	case applied == len(all):
 		d.find(fine, check, "all %d are applied", applied)
@@ -353,9 +351,6 @@ func (d *doctor) migrations(ctx context.Context, set migrations.Set) error {
 }
 
 func (d *doctor) rights(ctx context.Context) error {
-	if !d.there {
-		return nil
-	}
 	var user string
 	var lacks []string
 	err := d.Pool.QueryRow(ctx, `SELECT current_user::text, coalesce(array_agg(p) FILTER (WHERE NOT has_table_privilege($1::regclass, p)), '{}')
@@ -374,9 +369,6 @@ FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS p`, d.Table()).Sca
 
 // otherRoles lists the roles, besides the owner, that can change limits or read their keys.
 func (d *doctor) otherRoles(ctx context.Context) error {
-	if !d.there {
-		return nil
-	}
 	all, err := d.Rights(ctx)
 	if err != nil {
 		return err
@@ -391,9 +383,6 @@ func (d *doctor) otherRoles(ctx context.Context) error {
 }
 
 func (d *doctor) indexes(ctx context.Context) error {
-	if !d.there {
-		return nil
-	}
 	var others []string
 	var options []string
 	var keyed bool
@@ -425,9 +414,6 @@ FROM pg_class AS c WHERE c.oid = $1::regclass`, d.Table()).Scan(&options, &keyed
 
 // statistics looks at HOT updates and dead rows.
 func (d *doctor) statistics(ctx context.Context) error {
-	if !d.there {
-		return nil
-	}
 	var updates, hot, live, dead int64
 	var size string
 	var bytes int64
@@ -455,21 +441,19 @@ func (d *doctor) transactions(ctx context.Context) error {
 	if err := d.Pool.QueryRow(ctx, "SELECT pg_has_role(current_user, 'pg_read_all_stats', 'usage'), current_user::text").Scan(&sees, &user); err != nil {
 		return err
 	}
-	if d.there {
-		holders, err := d.Holders(ctx)
-		if err != nil {
-			return err
+	holders, err := d.Holders(ctx)
+	if err != nil {
+		return err
+	}
+	for _, h := range holders {
+		if detail := h.Text() + ", and holds rows of limits"; h.Lasts > idleFor {
+			d.advise("transactions", warning, "transactions", detail, fmt.Sprintf("mend its program; to roll it back, SELECT pg_terminate_backend(%d)", h.PID))
+		} else {
+			d.find(fine, "transactions", "%s", detail)
 		}
-		for _, h := range holders {
-			if detail := h.Text() + ", and holds rows of limits"; h.Lasts > idleFor {
-				d.advise("transactions", warning, "transactions", detail, fmt.Sprintf("mend its program; to roll it back, SELECT pg_terminate_backend(%d)", h.PID))
-			} else {
-				d.find(fine, "transactions", "%s", detail)
-			}
-		}
-		if len(holders) == 0 {
-			d.find(fine, "transactions", "none is idle and holds rows of limits")
-		}
+	}
+	if len(holders) == 0 {
+		d.find(fine, "transactions", "none is idle and holds rows of limits")
 	}
 	if err := d.snapshot(ctx); err != nil {
 		return err
@@ -482,9 +466,6 @@ func (d *doctor) transactions(ctx context.Context) error {
 
 // snapshot looks for what keeps old versions of rows.
 func (d *doctor) snapshot(ctx context.Context) error {
-	if !d.there {
-		return nil
-	}
 	v, err := d.Store.Versions(ctx)
 	if err != nil {
 		return err
@@ -517,7 +498,7 @@ const (
 
 // definitions looks for those that disagree.
 func (d *doctor) definitions(ctx context.Context) error {
-	if err := openCatalog(ctx, d.Inspector); err != nil || !d.there {
+	if err := openCatalog(ctx, d.Inspector); err != nil {
 		return err
 	}
 	published := d.Catalog

@@ -374,10 +374,7 @@ func (o *options) prune(cmd *cobra.Command, d *inspect.Inspector, history *time.
 	if history != nil {
 		text += fmt.Sprintf("\ndeleted %s of the history", plural(int(changes), "change"))
 	}
-	return o.printer(cmd).tell(struct {
-		Rows    int64 `json:"rows"`
-		Changes int64 `json:"changes"`
-	}{deleted, changes}, "%s", text)
+	return o.printer(cmd).tell(map[string]int64{"rows": deleted, "changes": changes}, "%s", text)
 }
 
 // A counting counts what a store would prune.
@@ -615,10 +612,7 @@ func (o *options) forget(cmd *cobra.Command, d *inspect.Inspector, name string, 
 	if fromCatalog {
 		text += fmt.Sprintf("\ndeleted %s of the catalog", plural(int(definitions), "row"))
 	}
-	return o.printer(cmd).tell(struct {
-		Rows        int64 `json:"rows"`
-		Definitions int64 `json:"definitions"`
-	}{rows, definitions}, "%s", text)
+	return o.printer(cmd).tell(map[string]int64{"rows": rows, "definitions": definitions}, "%s", text)
 }
 
 func eraseCommand(o *options) *cobra.Command {

@@ -105,9 +105,18 @@ func (f *simulateFlags) check() error {
 		name     string
 		v, least float64
 	}{
-		{"rate", l.Rate, 0}, {"burst", float64(l.Burst), 0}, {"herd", float64(l.Herd), 0}, {"keys", float64(l.Keys), 1}, {"attempts", float64(l.Attempts), 1},
-		{"count", l.Count, 0}, {"every", l.Every.Seconds(), 0}, {"spread", l.Spread.Seconds(), 0}, {"herd-at", l.HerdAt.Seconds(), 0},
-		{"pause", l.Pause.Seconds(), 0}, {"pause-at", l.PauseAt.Seconds(), 0}, {"for", l.For.Seconds(), 0.001},
+		{"rate", l.Rate, 0},
+		{"burst", float64(l.Burst), 0},
+		{"herd", float64(l.Herd), 0},
+		{"keys", float64(l.Keys), 1},
+		{"attempts", float64(l.Attempts), 1},
+		{"count", l.Count, 0},
+		{"every", l.Every.Seconds(), 0},
+		{"spread", l.Spread.Seconds(), 0},
+		{"herd-at", l.HerdAt.Seconds(), 0},
+		{"pause", l.Pause.Seconds(), 0},
+		{"pause-at", l.PauseAt.Seconds(), 0},
+		{"for", l.For.Seconds(), 0.001},
 	} {
 		if flag.v < flag.least || math.IsNaN(flag.v) || math.IsInf(flag.v, 0) {
 			return bad("--%s %g: must be at least %g", flag.name, flag.v, flag.least)
