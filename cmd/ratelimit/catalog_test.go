@@ -130,9 +130,7 @@ func TestCatalogEdits(t *testing.T) {
 	wantIn(t, edit("set", "api", "--all-keys", "--capacity", "4", "--yes").ok(t), "it is so already: capacity 4, mode enforce, (a small one)")
 
 	for key, n := range map[string]int{"a": 2, "b": 1} {
-		if permit, err := w.store.Permits().Acquire(t.Context(), ratelimit.InFlight{Name: "exports", Limit: n, Lease: time.Minute}.ForN(key, n)); err != nil || !permit.OK {
-			t.Fatal(permit, err)
-		}
+		w.acquire(ratelimit.InFlight{Name: "exports", Limit: n, Lease: time.Minute}.ForN(key, n))
 	}
 	edit("set", "exports", "--all-keys", "--at-once", "1").wantStatus(t, exitBad, "it concerns 2 keys that have rows, of which 2 would be refused now", "by its AtOnce")
 	edit("set", "exports", "--all-keys", "--at-once", "3").wantStatus(t, exitBad, "it concerns 2 keys that have rows, of which 0 would be refused now: say --yes")
@@ -261,10 +259,7 @@ func TestInFlight(t *testing.T) {
 	w := newWorld(t)
 	exports := ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Hour}
 	for _, key := range []string{"alice", "alice", "bob\x1b[2J", "carol"} {
-		permit, err := w.store.Permits().Acquire(t.Context(), exports.For(key))
-		if err != nil || !permit.OK {
-			t.Fatalf("%v, %v", permit, err)
-		}
+		w.acquire(exports.For(key))
 	}
 	ls := func(args ...string) []permitJSON {
 		t.Helper()
@@ -357,7 +352,7 @@ func TestCatalogKeepsWhatWasUsed(t *testing.T) {
 	wantIn(t, w.program(append(raise, "--yes")...).ok(t), "acme: "+said)
 	left(0)
 	wantIn(t, w.program("catalog", "complete").ok(t), "looked at 0 keys")
-	w.must(errOf(w.db.Pool.Exec(t.Context(), "UPDATE "+w.db.Schema+".rate_limit_pending SET due = clock_timestamp()")))
+	w.exec("UPDATE rate_limit_pending SET due = clock_timestamp()")
 	wantIn(t, w.program("catalog", "complete").ok(t), "looked at 1 key")
 	left(9000)
 	wantIn(t, w.program("catalog", "set", "monthly", "acme", "--rate", "2000", "--yes").ok(t), "acme: 9000 left of 10000 → 1000 left of 2000\n")
