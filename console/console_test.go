@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/console"
@@ -76,9 +77,21 @@ func editable(c *console.Config) { c.Edit = true }
 
 func (s *site) must(err error) {
 	s.Helper()
+	must(s, err)
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		s.Fatal(err)
+		tb.Fatal(err)
 	}
+}
+
+// exec runs statements in the site's schema.
+func (s *site) exec(sql string) {
+	s.Helper()
+	_, err := s.db.Pool.Exec(s.Context(), "BEGIN; SET LOCAL search_path = "+s.db.Schema+"; "+sql+"; COMMIT", pgx.QueryExecModeSimpleProtocol)
+	s.must(err)
 }
 
 func (s *site) edited(_ catalog.Edit, err error) {
@@ -211,9 +224,8 @@ func TestPagesTellWhatIsThere(t *testing.T) {
 func TestPagesOfKeys(t *testing.T) {
 	t.Parallel()
 	s := serve(t)
-	_, err := s.db.Pool.Exec(t.Context(), `INSERT INTO `+s.db.Schema+`.rate_limits (name, key, shard, value, ts)
+	s.exec(`INSERT INTO rate_limits (name, key, shard, value, ts)
 		SELECT 'api', 'key ' || lpad(n::text, 3, '0'), 0, n % 2, clock_timestamp() FROM generate_series(1, 120) AS n`)
-	s.must(err)
 	link, next := regexp.MustCompile(`<a href="([^"]*)">(key \d+)</a>`), regexp.MustCompile(`<a href="([^"]*)">Next keys`)
 	for _, short := range []string{"", "yes"} {
 		seen, pages := map[string]bool{}, 0
@@ -707,22 +719,19 @@ func TestFaults(t *testing.T) {
 	t.Parallel()
 	t.Run("no table", func(t *testing.T) {
 		s := serve(t)
-		_, err := s.db.Pool.Exec(t.Context(), "DROP TABLE "+s.db.Schema+".rate_limits CASCADE")
-		s.must(err)
+		s.exec("DROP TABLE rate_limits CASCADE")
 		s.wants(s.get(503, "/"), "The database did not answer as it should")
 	})
 	t.Run("no catalog", func(t *testing.T) {
 		s := serve(t)
 		s.take(1, "alice")
-		_, err := s.db.Pool.Exec(t.Context(), "DROP TABLE "+s.db.Schema+".rate_limit_definitions CASCADE")
-		s.must(err)
+		s.exec("DROP TABLE rate_limit_definitions CASCADE")
 		s.get(200, "/")
 	})
 	t.Run("no views", func(t *testing.T) {
 		s := serve(t)
 		s.take(20, "alice")
-		_, err := s.db.Pool.Exec(t.Context(), "DROP FUNCTION "+s.db.Schema+".rate_limits_at CASCADE")
-		s.must(err)
+		s.exec("DROP FUNCTION rate_limits_at CASCADE")
 		if page := s.get(200, "/key", "name", "api", "key", "alice"); strings.Contains(page, "data:image/svg") {
 			t.Errorf("got a picture:\n%s", page)
 		}
@@ -783,13 +792,9 @@ func TestNew(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	store, err := pgstore.New(db.Pool, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	memory, err := catalog.NewInMemory(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	whole := console.Config{Pool: db.Pool, Store: store, Catalog: memory}
 	for field, change := range map[string]func(*console.Config){
 		"Pool":       func(c *console.Config) { c.Pool = nil },

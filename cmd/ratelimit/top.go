@@ -5,9 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -59,7 +56,7 @@ A count with ~ may be too high: a process counts some hundred keys of a limit.`,
 
 // live shows it again and again, in place of the screen before.
 func (o *options) live(cmd *cobra.Command, p *printer, pool *pgxpool.Pool, query refusals.Query, every time.Duration) error {
-	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := stoppable(cmd.Context())
 	defer stop()
 	terminal := p.out
 	for {
