@@ -49,35 +49,36 @@ func parseDefinitions(name string, text []byte) (*definitionsFile, error) {
 	}
 	text = withoutComments(text)
 	d := json.NewDecoder(bytes.NewReader(text))
-	open := false // is an array open?
-	for {
-		at := skipTo(text, d.InputOffset())
-		if at == len(text) && !open {
-			return f, nil
-		}
-		if at == len(text) {
-			return nil, bad("%s: the array does not end", name)
-		}
+	array := bytes.HasPrefix(bytes.TrimSpace(text), []byte("["))
+	if array {
+		_, _ = d.Token()
+	}
+	for d.More() {
+		at := len(text) - len(bytes.TrimLeft(text[d.InputOffset():], " \t\r\n,"))
 		line := 1 + bytes.Count(text[:at], []byte("\n"))
-		fault := func(err error) error { return badInput{fmt.Errorf("%s:%d: %w", name, line, scenario.Plain(err))} }
-		if !open && text[at] == '[' || open && text[at] == ']' {
-			if _, err := d.Token(); err != nil {
-				return nil, fault(err)
-			}
-			open = !open
-			continue
-		}
 		var raw json.RawMessage
-		if err := d.Decode(&raw); err != nil {
-			return nil, fault(err)
-		}
-		entry, err := parseEntry(raw)
+		var entry fileEntry
+		err := d.Decode(&raw)
 		if err != nil {
-			return nil, badInput{fmt.Errorf("%s:%d: %w", name, line, err)}
+			err = scenario.Plain(err)
+		} else {
+			entry, err = parseEntry(raw)
+		}
+		if err != nil {
+			return nil, bad("%s:%d: %w", name, line, err)
 		}
 		entry.line = line
 		f.entries = append(f.entries, entry)
 	}
+	if array {
+		if _, err := d.Token(); err != nil {
+			return nil, bad("%s: the array does not end", name)
+		}
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return nil, bad("%s: unexpected text after the definitions", name)
+	}
+	return f, nil
 }
 
 // withoutComments empties lines that begin with #, which are comments.
@@ -90,12 +91,6 @@ func withoutComments(text []byte) []byte {
 		kept.Write(line)
 	}
 	return kept.Bytes()
-}
-
-// skipTo returns where the next value begins, at or after an offset.
-func skipTo(text []byte, offset int64) int {
-	rest := bytes.TrimLeft(text[offset:], " \t\r\n,")
-	return len(text) - len(rest)
 }
 
 // parseEntry reads a definition or an override.

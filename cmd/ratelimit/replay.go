@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -77,8 +76,14 @@ func replayCommand(o *options) *cobra.Command {
 		GroupID: trying,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			f.files = args
-			if err := f.check(); err != nil {
-				return badInput{fmt.Errorf("replay: %w (see \"ratelimit replay --help\")", err)}
+			const see = " (see \"ratelimit replay --help\")"
+			switch {
+			case f.store != "memory" && f.store != "postgres":
+				return bad("--store %q: want memory or postgres"+see, f.store)
+			case f.portable && f.store != "postgres":
+				return bad("--portable is for --store postgres only" + see)
+			case len(f.files) == 0:
+				return bad("no file to replay" + see)
 			}
 			stdin := bufio.NewReader(cmd.InOrStdin())
 			scenarios, err := sniff(stdin, args)
@@ -105,19 +110,6 @@ func replayCommand(o *options) *cobra.Command {
 	c.Flags().BoolVar(&f.verify, "verify", false, `scenario: compare each answer with the call's "want", stop at the first that differs with exit status 1, and say on standard error how many agreed; the answers are printed all the same`)
 	log.addTo(c)
 	return o.listing(c)
-}
-
-// check reports arguments that make no sense.
-func (f *replayFlags) check() error {
-	switch {
-	case f.store != "memory" && f.store != "postgres":
-		return fmt.Errorf("store %q: want memory or postgres", f.store)
-	case f.portable && f.store != "postgres":
-		return errors.New("--portable is for --store postgres only")
-	case len(f.files) == 0:
-		return errors.New("no file to replay")
-	}
-	return nil
 }
 
 func replay(cmd *cobra.Command, stdin io.Reader, flags replayFlags) error {
@@ -156,7 +148,7 @@ func readScenarios(stdin io.Reader, files []string) ([]scenario.Scenario, error)
 	scenarios := make([]scenario.Scenario, len(files))
 	for i, file := range files {
 		if file == "-" && slices.Contains(files[:i], "-") {
-			return nil, badInput{errors.New("standard input can be replayed once only")}
+			return nil, bad("standard input can be replayed once only")
 		}
 		name, text, err := readFile(stdin, file)
 		if err != nil {
