@@ -25,60 +25,56 @@ func ask(text string, do func(ctx context.Context) error) action {
 	return action{asks: []string{text}, do: do}
 }
 
-// actions are the changes by their names in forms. They check the form's values first, so nobody
-// agrees to a change that cannot be made.
-var actions = map[string]func(ctx context.Context, s *site, t target, form url.Values) (action, error){
-	"reset": func(_ context.Context, s *site, t target, _ url.Values) (action, error) {
-		return ask("Fill "+t.String()+" up, and forget its pause and its debt", func(ctx context.Context) error {
-			return s.inspector.Store.Reset(ctx, t.limit, t.key)
-		}), nil
-	},
-	"credit": func(_ context.Context, s *site, t target, form url.Values) (action, error) {
-		n, err := number("tokens", form.Get("tokens"))
-		if err == nil && n <= 0 {
-			err = bad("tokens", n, "must be positive")
-		}
-		return ask(fmt.Sprintf("Give %s to %s", visible.Amount(n), t), func(ctx context.Context) error {
-			_, err := s.inspector.Store.Credit(ctx, t.limit.ForN(t.key, n))
-			return err
-		}), err
-	},
-	"pause": func(_ context.Context, s *site, t target, form url.Values) (action, error) {
-		lasts, err := duration("for", form.Get("for"))
-		if err == nil && lasts <= 0 {
-			err = bad("for", lasts, "must be positive")
-		}
-		return ask(fmt.Sprintf("Empty %s, and let nothing through for %s", t, inspect.Period(lasts)), func(ctx context.Context) error {
-			_, err := s.inspector.Store.Pause(ctx, t.limit, t.key, lasts)
-			return err
-		}), err
-	},
-	"resume": func(_ context.Context, s *site, t target, _ url.Values) (action, error) {
-		return ask("End the pause of "+t.String(), func(ctx context.Context) error {
-			return s.inspector.Store.Resume(ctx, t.limit, t.key)
-		}), nil
-	},
-	"free": func(_ context.Context, s *site, t target, _ url.Values) (action, error) {
-		return ask("Free all permits of "+t.String()+": their holders find them lost, and may be at work still", func(ctx context.Context) error {
-			return s.inspector.Store.Permits().Reset(ctx, t.inFlight, t.key)
-		}), nil
-	},
-	"set": func(ctx context.Context, s *site, t target, form url.Values) (action, error) {
+// action returns the change that a form names. It checks the form's values first, so nobody agrees to a
+// change that cannot be made.
+func (s *site) action(ctx context.Context, t target, form url.Values) (action, error) {
+	named, store := form.Get("action"), s.inspector.Store
+	switch named {
+	case "set":
 		o, err := editOf(form, time.Now())
 		if err != nil {
 			return action{}, err
 		}
 		return s.edit(ctx, t, form, &o)
-	},
-	"on": func(ctx context.Context, s *site, t target, form url.Values) (action, error) {
+	case "on":
 		return s.edit(ctx, t, form, &catalog.Override{Switch: catalog.On})
-	},
-	"off": func(ctx context.Context, s *site, t target, form url.Values) (action, error) {
+	case "off":
 		return s.edit(ctx, t, form, &catalog.Override{Switch: catalog.Off})
-	},
-	"unset": func(ctx context.Context, s *site, t target, form url.Values) (action, error) {
+	case "unset":
 		return s.edit(ctx, t, form, nil)
-	},
+	}
+	if t.all || (t.limit == nil) != (named == "free") { // the others change one key's rows
+		named = ""
+	}
+	switch named {
+	case "reset":
+		return ask("Fill "+t.String()+" up, and forget its pause and its debt", func(ctx context.Context) error { return store.Reset(ctx, t.limit, t.key) }), nil
+	case "credit":
+		n, err := read("tokens", form.Get("tokens"), inspect.Number)
+		if err == nil && n <= 0 {
+			err = bad("tokens", n, "must be positive")
+		}
+		return ask(fmt.Sprintf("Give %s to %s", visible.Amount(n), t), func(ctx context.Context) error {
+			_, err := store.Credit(ctx, t.limit.ForN(t.key, n))
+			return err
+		}), err
+	case "pause":
+		lasts, err := read("for", form.Get("for"), inspect.Duration)
+		if err == nil && lasts <= 0 {
+			err = bad("for", lasts, "must be positive")
+		}
+		return ask(fmt.Sprintf("Empty %s, and let nothing through for %s", t, visible.Period(lasts)), func(ctx context.Context) error {
+			_, err := store.Pause(ctx, t.limit, t.key, lasts)
+			return err
+		}), err
+	case "resume":
+		return ask("End the pause of "+t.String(), func(ctx context.Context) error { return store.Resume(ctx, t.limit, t.key) }), nil
+	case "free":
+		return ask("Free all permits of "+t.String()+": their holders find them lost, and may be at work still", func(ctx context.Context) error {
+			return store.Permits().Reset(ctx, t.inFlight, t.key)
+		}), nil
+	}
+	return action{}, bad("action", form.Get("action"), "is none of those of the page")
 }
 
 // edit returns the action of an edit of the catalog; a nil by removes the override. If the edit
@@ -112,19 +108,10 @@ func (s *site) edit(ctx context.Context, t target, form url.Values, by *catalog.
 		a.asks = append(a.asks, "Go on although "+lower)
 	}
 	if t.all {
-		reach, err := s.inspector.Reach(ctx, &edit)
-		if a.note = "Now " + reach.String() + "."; err != nil { // still allow the edit: it may be a kill switch
-			a.note = "How many keys it concerns cannot be told: " + err.Error()
-		}
+		a.note = "Now: " + s.inspector.ReachText(ctx, &edit) + "."
 	}
 	return a, nil
 }
-
-// ofKey are the actions that change a key's rows, so they are not for all keys.
-var ofKey = map[string]bool{"reset": true, "credit": true, "pause": true, "resume": true, "free": true}
-
-// ofCatalog are the actions for limits of any kind, and for all keys.
-var ofCatalog = map[string]bool{"set": true, "on": true, "off": true, "unset": true}
 
 // A target is what to change: a key, or all keys of a limit.
 type target struct {
@@ -171,9 +158,9 @@ const agreed = "agreed"
 
 // change makes a change once all its questions are agreed to.
 func (s *site) change(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := context.WithTimeout(r.Context(), s.timeout)
+	ctx, cancel := context.WithTimeout(r.Context(), s.Timeout)
 	defer cancel()
-	if !s.editable {
+	if !s.Edit {
 		s.fail(w, r, errForbidden)
 		return
 	}
@@ -193,18 +180,18 @@ func (s *site) change(w http.ResponseWriter, r *http.Request) {
 		n++
 	}
 	if n < len(a.asks) {
-		p := confirmPage{Ask: a.asks[n], Note: a.note, Anew: n < len(form[agreed]), Form: form, Back: t.page(s.prefix, "")}
+		p := confirmPage{Ask: a.asks[n], Note: a.note, Anew: n < len(form[agreed]), Form: form, Back: t.page(s.Prefix, "")}
 		form[agreed] = append(form[agreed][:n:n], a.asks[n])
 		s.write(w, r, &view{template: "confirm.html", Title: "Are you sure?", Data: &p})
 		return
 	}
-	who := s.who(r)
+	who := s.Who(r)
 	if err := a.do(catalog.WithWho(ctx, who)); err != nil {
 		s.fail(w, r, err)
 		return
 	}
-	s.logger.InfoContext(ctx, "console: a change", "who", who, "action", form.Get("action"), "limit", t.name, "all", t.all)
-	http.Redirect(w, r, t.page(s.prefix, form.Get("action")), http.StatusSeeOther)
+	s.Logger.InfoContext(ctx, "console: a change", "who", who, "action", form.Get("action"), "limit", t.name, "all", t.all)
+	http.Redirect(w, r, t.page(s.Prefix, form.Get("action")), http.StatusSeeOther)
 }
 
 // asked returns the target and action that a form asks for.
@@ -225,11 +212,6 @@ func (s *site) asked(ctx context.Context, form url.Values) (t target, a action, 
 		}
 		t.limit = s.inspector.Catalog.For(limit, t.key).Limit
 	}
-	named := form.Get("action")
-	find, ok := actions[named]
-	if !ok || t.all && ofKey[named] || (t.limit == nil) != (named == "free") && !ofCatalog[named] {
-		return t, a, bad("action", named, "is none of those of the page")
-	}
-	a, err = find(ctx, s, t, form)
+	a, err = s.action(ctx, t, form)
 	return t, a, err
 }

@@ -15,65 +15,16 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"regexp"
-	"slices"
 	"strconv"
 	"strings"
-	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/inspect"
-	"github.com/pgratelimit/ratelimit/pgstore"
 )
-
-// Config configures a [Console]. Pool, Store and Catalog are required.
-type Config struct {
-	// Pool is a pool of the database with the limits. Store uses that database, and the schema
-	// Schema; "" means the connections' search_path.
-	Pool   *pgxpool.Pool
-	Store  *pgstore.Store
-	Schema string
-
-	// Catalog has the definitions; every page reads its changes. A limit that it does not know is
-	// shown by name only. A catalog in memory works; see [catalog.NewInMemory].
-	Catalog *catalog.Catalog
-
-	// Prefix is the path under which the Console is served, such as "/ratelimit"; "" is the root.
-	// Do not strip it from requests.
-	Prefix string
-
-	// Edit allows changes: of keys (credit, reset, pause, resume, free permits) and of the catalog.
-	// The page asks before each change. Without Edit every change is answered 403.
-	Edit bool
-
-	// Token is a password that browsers ask for, with any user name (see Who). The default "" asks
-	// for none.
-	Token string
-
-	// Hosts are the names under which browsers reach the page, without ports. A request for another
-	// name is answered 421. Otherwise a stranger could point a name of his own at this server, and
-	// his page could read this one from a visitor's browser. With a Token any name is accepted.
-	// "localhost" and IP addresses are always accepted.
-	Hosts []string
-
-	// Who returns the name of the person who makes a change, for the catalog's history; see
-	// [catalog.WithWho]. The default is the user name that the browser sent with the Token, which
-	// is not checked.
-	Who func(*http.Request) string
-
-	// Timeout bounds how long a page waits for the database. The default is 5 s.
-	Timeout time.Duration
-
-	// Logger logs errors, and each change without its key. The default is slog.Default().
-	Logger *slog.Logger
-}
 
 // Console serves the pages. It is safe for concurrent use.
 type Console struct {
-	guarded bool              // there is a token
-	token   [sha256.Size]byte // its hash
+	site    *site
+	token   [sha256.Size]byte // the hash of Config.Token
 	hosts   map[string]bool   // used without a token
 	handler http.Handler
 }
@@ -86,22 +37,14 @@ func New(config *Config) (*Console, error) {
 	if err := config.check(); err != nil {
 		return nil, err
 	}
-	s := &site{
-		inspector: &inspect.Inspector{Pool: config.Pool, Schema: config.Schema, Store: config.Store, Catalog: config.Catalog},
-		prefix:    config.Prefix, editable: config.Edit,
-		who: config.Who, timeout: cmp.Or(config.Timeout, defaultTimeout),
-		logger: cmp.Or(config.Logger, slog.Default()),
+	s := &site{Config: *config, inspector: &inspect.Inspector{Pool: config.Pool, Schema: config.Schema, Store: config.Store, Catalog: config.Catalog}}
+	s.Timeout, s.Logger = cmp.Or(s.Timeout, defaultTimeout), cmp.Or(s.Logger, slog.Default())
+	if s.Who == nil {
+		s.Who = claimed
 	}
-	if s.who == nil {
-		s.who = claimed
-	}
-	c := &Console{handler: routes(s), hosts: map[string]bool{"localhost": true}}
+	c := &Console{site: s, token: sha256.Sum256([]byte(config.Token)), hosts: map[string]bool{"localhost": true}, handler: routes(s)}
 	for _, host := range config.Hosts {
 		c.hosts[strings.ToLower(host)] = true
-	}
-	if config.Token != "" {
-		c.token = sha256.Sum256([]byte(config.Token))
-		c.guarded = true
 	}
 	return c, nil
 }
@@ -112,35 +55,12 @@ func claimed(r *http.Request) string {
 	return name
 }
 
-// prefix matches paths that need no escaping.
-var prefix = regexp.MustCompile(`^(/[\w.~-]+)*$`)
-
-const defaultTimeout = 5 * time.Second
-
-func (c *Config) check() error {
-	switch {
-	case c.Pool == nil:
-		return bad("Pool", nil, "is required")
-	case c.Store == nil:
-		return bad("Store", nil, "is required")
-	case c.Catalog == nil:
-		return bad("Catalog", nil, "is required")
-	case !prefix.MatchString(c.Prefix):
-		return bad("Prefix", c.Prefix, "must begin with a slash, end without one, and need no escaping")
-	case slices.ContainsFunc(c.Hosts, func(host string) bool { return host == "" || strings.ContainsAny(host, ":/") }):
-		return bad("Hosts", strings.Join(c.Hosts, " "), "must be names without ports, such as limits.example.com")
-	case c.Timeout < 0:
-		return bad("Timeout", c.Timeout, "must not be negative")
-	}
-	return nil
-}
-
 // routes returns the handler of all pages. Only a POST changes something, and a POST from a page of
 // another site is refused.
 func routes(s *site) http.Handler {
 	mux := http.NewServeMux()
 	page := func(path string, show func(context.Context, *http.Request) (*view, error)) {
-		mux.HandleFunc("GET "+s.prefix+path, func(w http.ResponseWriter, r *http.Request) { s.show(w, r, show) })
+		mux.HandleFunc("GET "+s.Prefix+path, func(w http.ResponseWriter, r *http.Request) { s.show(w, r, show) })
 	}
 	page("/{$}", s.limits)
 	page("/limit", s.limit)
@@ -148,10 +68,10 @@ func routes(s *site) http.Handler {
 	page("/permits", s.permits)
 	page("/refused", s.refused)
 	page("/changes", s.changes)
-	mux.HandleFunc("GET "+s.prefix+"/style.css", style)
-	mux.HandleFunc("POST "+s.prefix+"/change", s.change)
-	if s.prefix != "" {
-		mux.Handle("GET "+s.prefix, http.RedirectHandler(s.prefix+"/", http.StatusMovedPermanently))
+	mux.HandleFunc("GET "+s.Prefix+"/style.css", style)
+	mux.HandleFunc("POST "+s.Prefix+"/change", s.change)
+	if s.Prefix != "" {
+		mux.Handle("GET "+s.Prefix, http.RedirectHandler(s.Prefix+"/", http.StatusMovedPermanently))
 	}
 	return http.NewCrossOriginProtection().Handler(mux)
 }
@@ -183,17 +103,14 @@ func (c *Console) named(r *http.Request) bool {
 	if err != nil {
 		host = strings.Trim(r.Host, "[]")
 	}
-	return c.guarded || c.hosts[strings.ToLower(host)] || net.ParseIP(host) != nil
+	return c.site.Token != "" || c.hosts[strings.ToLower(host)] || net.ParseIP(host) != nil
 }
 
 // knows reports whether a request has the token, or needs none.
 func (c *Console) knows(r *http.Request) bool {
-	if !c.guarded {
-		return true
-	}
 	_, password, _ := r.BasicAuth()
 	sum := sha256.Sum256([]byte(password))
-	return subtle.ConstantTimeCompare(sum[:], c.token[:]) == 1
+	return c.site.Token == "" || subtle.ConstantTimeCompare(sum[:], c.token[:]) == 1
 }
 
 func style(w http.ResponseWriter, r *http.Request) {

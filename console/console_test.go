@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/console"
@@ -43,6 +44,7 @@ type site struct {
 	db      *pgtest.DB
 	store   *pgstore.Store
 	catalog *catalog.Catalog
+	handler http.Handler
 	url     string
 	client  *http.Client // of its own: a server that is closed closes the default one's connections
 }
@@ -62,9 +64,9 @@ func serve(t *testing.T, change ...func(*console.Config)) *site {
 	for _, c := range change {
 		c(&config)
 	}
-	handler, err := console.New(&config)
+	s.handler, err = console.New(&config)
 	s.must(err)
-	server := httptest.NewServer(handler)
+	server := httptest.NewServer(s.handler)
 	t.Cleanup(server.Close)
 	s.url, s.client = server.URL+config.Prefix, server.Client()
 	s.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
@@ -75,9 +77,21 @@ func editable(c *console.Config) { c.Edit = true }
 
 func (s *site) must(err error) {
 	s.Helper()
+	must(s, err)
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		s.Fatal(err)
+		tb.Fatal(err)
 	}
+}
+
+// exec runs statements in the site's schema.
+func (s *site) exec(sql string) {
+	s.Helper()
+	_, err := s.db.Pool.Exec(s.Context(), "BEGIN; SET LOCAL search_path = "+s.db.Schema+"; "+sql+"; COMMIT", pgx.QueryExecModeSimpleProtocol)
+	s.must(err)
 }
 
 func (s *site) edited(_ catalog.Edit, err error) {
@@ -119,16 +133,33 @@ func (s *site) do(request *http.Request) (response *http.Response, body string) 
 	return response, string(text)
 }
 
+// send sends a request after a change of it.
+func (s *site) send(method, path, body string, change func(*http.Request)) (*http.Response, string) {
+	s.Helper()
+	request, err := http.NewRequestWithContext(s.Context(), method, s.url+path, strings.NewReader(body))
+	s.must(err)
+	if method == http.MethodPost {
+		request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	}
+	if change != nil {
+		change(request)
+	}
+	return s.do(request)
+}
+
+// values are pairs of names and values.
+func values(pairs ...string) url.Values {
+	v := url.Values{}
+	for i := 0; i < len(pairs); i += 2 {
+		v.Set(pairs[i], pairs[i+1])
+	}
+	return v
+}
+
 // get returns a page, which must have a status.
 func (s *site) get(status int, path string, query ...string) string {
 	s.Helper()
-	values := url.Values{}
-	for i := 0; i < len(query); i += 2 {
-		values.Set(query[i], query[i+1])
-	}
-	request, err := http.NewRequestWithContext(s.Context(), http.MethodGet, s.url+path+"?"+values.Encode(), nil)
-	s.must(err)
-	response, body := s.do(request)
+	response, body := s.send(http.MethodGet, path+"?"+values(query...).Encode(), "", nil)
 	if response.StatusCode != status {
 		s.Fatalf("GET %s: got %s, want %d:\n%s", path, response.Status, status, body)
 	}
@@ -138,13 +169,11 @@ func (s *site) get(status int, path string, query ...string) string {
 // post posts a form as the page of the site does.
 func (s *site) post(form url.Values, header ...string) (*http.Response, string) {
 	s.Helper()
-	request, err := http.NewRequestWithContext(s.Context(), http.MethodPost, s.url+"/change", strings.NewReader(form.Encode()))
-	s.must(err)
-	request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-	for i := 0; i < len(header); i += 2 {
-		request.Header.Set(header[i], header[i+1])
-	}
-	return s.do(request)
+	return s.send(http.MethodPost, "/change", form.Encode(), func(r *http.Request) {
+		for i := 0; i < len(header); i += 2 {
+			r.Header.Set(header[i], header[i+1])
+		}
+	})
 }
 
 func (s *site) wants(page string, texts ...string) {
@@ -182,7 +211,7 @@ func TestPagesTellWhatIsThere(t *testing.T) {
 	if s.wants(short, "alice", "carol", "3 keys were looked at"); strings.Contains(short, "key=bob\"") && strings.Count(short, ">bob<") > 1 {
 		t.Errorf("bob is not limited: %s", short)
 	}
-	s.wants(s.get(200, "/key", "name", "api", "key", "alice"), "refused: 1 wanted, -", "would be granted at", "<polyline", "would be granted.</figcaption>", `aria-label="Tokens from now`)
+	s.wants(s.get(200, "/key", "name", "api", "key", "alice"), "refused: 1 wanted, -", "would be granted at", `<img class="chart" src="data:image/svg+xml;base64,`, `alt="Tokens from now`)
 	s.wants(s.get(200, "/key", "name", "api", "key", "alice", "count", "2", "reserve", "yes"), "a reservation of 2 would be due at")
 	s.wants(s.get(200, "/key", "name", "api", "key", "carol"), "refused: it is paused until")
 	s.wants(s.get(200, "/key", "name", "api", "key", "dora"), "granted: 1 would be taken of 20", "which means that it is full")
@@ -195,9 +224,8 @@ func TestPagesTellWhatIsThere(t *testing.T) {
 func TestPagesOfKeys(t *testing.T) {
 	t.Parallel()
 	s := serve(t)
-	_, err := s.db.Pool.Exec(t.Context(), `INSERT INTO `+s.db.Schema+`.rate_limits (name, key, shard, value, ts)
+	s.exec(`INSERT INTO rate_limits (name, key, shard, value, ts)
 		SELECT 'api', 'key ' || lpad(n::text, 3, '0'), 0, n % 2, clock_timestamp() FROM generate_series(1, 120) AS n`)
-	s.must(err)
 	link, next := regexp.MustCompile(`<a href="([^"]*)">(key \d+)</a>`), regexp.MustCompile(`<a href="([^"]*)">Next keys`)
 	for _, short := range []string{"", "yes"} {
 		seen, pages := map[string]bool{}, 0
@@ -238,10 +266,7 @@ func TestChanges(t *testing.T) {
 	// change makes a change, which does nothing before all that it asks is agreed to.
 	change := func(does string, fields ...string) {
 		t.Helper()
-		form := url.Values{"name": {"api"}, "key": {"alice"}}
-		for i := 0; i < len(fields); i += 2 {
-			form.Set(fields[i], fields[i+1])
-		}
+		form := values(append([]string{"name", "api", "key", "alice"}, fields...)...)
 		before := value()
 		response, page := s.post(form)
 		if response.StatusCode != 200 || !strings.Contains(html.UnescapeString(page), does) {
@@ -291,7 +316,7 @@ func TestChanges(t *testing.T) {
 	if v := value(); v.Capacity != 20 {
 		t.Errorf("unset: got %v", v)
 	}
-	change("Change the override of all keys of api: none → capacity 50, max reserved unlimited", "action", "set", "all", "yes", "capacity", "50", "max_reserved", "unlimited")
+	change("Change the override of all keys of api: none → capacity 50, max reserved unlimited", "action", "set", "all", "yes", "capacity", "50", "max-reserved", "unlimited")
 	if v := value(); v.Capacity != 50 {
 		t.Errorf("set for all: got %v", v)
 	}
@@ -357,7 +382,7 @@ func TestLowerIsAskedAgain(t *testing.T) {
 	if len(asked) != 2 || asked[1] != "Go on although it grants less than the program has published, by its Mode" {
 		t.Errorf("asked %q", asked)
 	}
-	_, page = s.post(url.Values{"name": {"api"}, "all": {"yes"}, "action": {"set"}, "mode": {"enforce"}, "capacity": {"0.5"}, "max_reserved": {"5"}})
+	_, page = s.post(url.Values{"name": {"api"}, "all": {"yes"}, "action": {"set"}, "mode": {"enforce"}, "capacity": {"0.5"}, "max-reserved": {"5"}})
 	s.wants(page, "it concerns 4 keys that have rows, of which 3 would be refused now")
 	_, _, asked = s.agree(url.Values{"name": {"api"}, "all": {"yes"}, "action": {"set"}, "mode": {"enforce"}, "capacity": {"100"}})
 	if len(asked) != 1 {
@@ -392,8 +417,8 @@ func TestPermits(t *testing.T) {
 		want   string
 		fields url.Values
 	}{
-		{"3 at once, lease 2m", url.Values{"key": {"org <7>"}, "action": {"set"}, "at_once": {"3"}, "lease": {"2m"}}},
-		{"5 at once", url.Values{"all": {"yes"}, "action": {"set"}, "at_once": {"5"}}},
+		{"3 at once, lease 2m", url.Values{"key": {"org <7>"}, "action": {"set"}, "at-once": {"3"}, "lease": {"2m"}}},
+		{"5 at once", url.Values{"all": {"yes"}, "action": {"set"}, "at-once": {"5"}}},
 	} {
 		test.fields.Set("name", "calls")
 		if response, page, _ := s.agree(test.fields); response.StatusCode != http.StatusSeeOther {
@@ -401,7 +426,7 @@ func TestPermits(t *testing.T) {
 		}
 		s.wants(s.get(200, "/permits", "name", "calls"), test.want)
 	}
-	s.wants(s.get(200, "/permits", "name", "calls", "key", "org <7>"), "Override org &lt;7&gt;", `name="at_once" value="3"`, `placeholder="2"`)
+	s.wants(s.get(200, "/permits", "name", "calls", "key", "org <7>"), "Override org &lt;7&gt;", `name="at-once" value="3"`, `placeholder="2"`)
 	for _, action := range []string{"reset", "credit", "pause", "resume"} {
 		if response, page := s.post(url.Values{"name": {"calls"}, "key": {"org"}, "action": {action}, "tokens": {"1"}, "for": {"1h"}}); response.StatusCode != http.StatusBadRequest {
 			t.Errorf("%s of permits: got %s:\n%s", action, response.Status, page)
@@ -451,16 +476,8 @@ func TestWhatThePageOffers(t *testing.T) {
 	s.must(s.catalog.PublishInFlight(t.Context(), ratelimit.InFlight{Name: "at once", Limit: 2}))
 	shadow := regexp.MustCompile(`<option[^>]*>shadow`)
 	for path, offered := range map[string]bool{"/key?name=api&key=alice": true, "/limit?name=api": true, "/permits?name=at+once": false, "/permits?name=at+once&key=alice": false} {
-		path, query, _ := strings.Cut(path, "?")
-		values, err := url.ParseQuery(query)
-		s.must(err)
-		var flat []string
-		for name := range values {
-			flat = append(flat, name, values.Get(name))
-		}
-		page := s.get(200, path, flat...)
-		if !strings.Contains(page, "enforce") || shadow.MatchString(page) != offered {
-			t.Errorf("%s?%s: offers shadow: %t, want %t", path, query, !offered, offered)
+		if _, page := s.send(http.MethodGet, path, "", nil); !strings.Contains(page, "enforce") || shadow.MatchString(page) != offered {
+			t.Errorf("%s: offers shadow: %t, want %t", path, !offered, offered)
 		}
 	}
 	response, page := s.post(url.Values{"name": {"at once"}, "key": {"alice"}, "action": {"set"}, "mode": {"shadow"}})
@@ -509,11 +526,7 @@ func TestBadChanges(t *testing.T) {
 		{400, "key", []string{"action", "set", "rate", "5", "key", catalog.AllKeys}},
 		{404, "no definition of this limit", []string{"action", "reset", "name", "nothing"}},
 	} {
-		form := url.Values{"name": {"api"}, "key": {"alice"}}
-		for i := 0; i < len(test.fields); i += 2 {
-			form.Set(test.fields[i], test.fields[i+1])
-		}
-		response, page := s.post(form)
+		response, page := s.post(values(append([]string{"name", "api", "key", "alice"}, test.fields...)...))
 		if response.StatusCode != test.status || !strings.Contains(page, test.want) {
 			t.Errorf("%v: got %s, want %d and %q:\n%s", test.fields, response.Status, test.status, test.want, page)
 		}
@@ -570,14 +583,10 @@ func TestOtherSites(t *testing.T) {
 	if result, err := s.store.Check(t.Context(), api.For("alice")); err != nil || !result.OK {
 		t.Errorf("got %v, %v; want nothing changed", result, err)
 	}
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+"/change?action=reset&name=api&key=alice&confirmed=yes", nil)
-	s.must(err)
-	if response, _ := s.do(request); response.StatusCode != http.StatusMethodNotAllowed {
+	if response, _ := s.send(http.MethodGet, "/change?action=reset&name=api&key=alice&confirmed=yes", "", nil); response.StatusCode != http.StatusMethodNotAllowed {
 		t.Errorf("a change by GET: got %s", response.Status)
 	}
-	request, err = http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+"/", nil)
-	s.must(err)
-	response, _ := s.do(request)
+	response, _ := s.send(http.MethodGet, "/", "", nil)
 	if policy := response.Header.Get("Content-Security-Policy"); !strings.Contains(policy, "frame-ancestors 'none'") ||
 		!strings.Contains(policy, "default-src 'none'") || strings.Contains(policy, "unsafe") || response.Header.Get("X-Frame-Options") != "DENY" {
 		t.Errorf("got headers %v", response.Header)
@@ -602,14 +611,14 @@ func TestHostileKeys(t *testing.T) {
 			s.get(200, "/changes", "done", key),
 		} {
 			page = inputs.ReplaceAllString(page, "") // which nobody sees, and are posted as they are
-			for _, bad := range []string{"<script", "<img", "<b>", "\x1b", "\u202e", `href="javascript`} {
+			for _, bad := range []string{"<script", "<img src=x", "<b>", "\x1b", "\u202e", `href="javascript`} {
 				if strings.Contains(page, bad) {
 					t.Errorf("key %q: the page has %q", key, bad)
 				}
 			}
 		}
 		form := url.Values{"name": {"api"}, "key": {visible.Text(key)}, "action": {"unset"}}
-		if response, page := s.post(form); response.StatusCode != 200 || strings.Contains(page, "<script") || strings.Contains(page, "<img") {
+		if response, page := s.post(form); response.StatusCode != 200 || strings.Contains(page, "<script") || strings.Contains(page, "<img src=x") {
 			t.Errorf("key %q: got %s:\n%s", key, response.Status, page)
 		}
 		response, _, _ := s.agree(form)
@@ -632,12 +641,11 @@ func TestToken(t *testing.T) {
 		status   int
 	}{{"", 401}, {"secre", 401}, {"secret2", 401}, {"secret", 200}} {
 		for _, path := range []string{"/", "/style.css"} {
-			request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+path, nil)
-			s.must(err)
-			if test.password != "" {
-				request.SetBasicAuth("anybody", test.password)
-			}
-			response, body := s.do(request)
+			response, body := s.send(http.MethodGet, path, "", func(r *http.Request) {
+				if test.password != "" {
+					r.SetBasicAuth("anybody", test.password)
+				}
+			})
 			if response.StatusCode != test.status || test.status == 401 && response.Header.Get("WWW-Authenticate") == "" {
 				t.Errorf("%s with %q: got %s", path, test.password, response.Status)
 			}
@@ -660,18 +668,14 @@ func TestBadAddresses(t *testing.T) {
 				for _, value := range []string{"", "a\x00b", "\xff", catalog.AllKeys, strings.Repeat("k", 3000), "1e308", "-1", "1e-300", "NaN", "-1h", "1ns", "2562047h", "\u202e", "%"} {
 					query := url.Values{"name": {name}, "key": {"alice"}}
 					query.Set(parameter, value)
-					request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+path+"?"+query.Encode(), nil)
-					s.must(err)
-					if response, page := s.do(request); response.StatusCode != 200 && response.StatusCode != 400 && response.StatusCode != 404 {
+					if response, page := s.send(http.MethodGet, path+"?"+query.Encode(), "", nil); response.StatusCode != 200 && response.StatusCode != 400 && response.StatusCode != 404 {
 						t.Errorf("%s with %s %q: got %s:\n%s", path, parameter, value, response.Status, page)
 					}
 				}
 			}
 		}
 		for _, query := range []string{"%zz", "name=%zz", "a;b"} {
-			request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+path+"?"+query, nil)
-			s.must(err)
-			if response, _ := s.do(request); response.StatusCode != 400 {
+			if response, _ := s.send(http.MethodGet, path+"?"+query, "", nil); response.StatusCode != 400 {
 				t.Errorf("%s?%s: got %s, want 400", path, query, response.Status)
 			}
 		}
@@ -697,18 +701,14 @@ func TestHosts(t *testing.T) {
 					status = 404 // of no limit
 				}
 			}
-			request, err := http.NewRequestWithContext(t.Context(), method, s.url+path, nil)
-			s.must(err)
-			request.Host = host
-			if response, page := s.do(request); response.StatusCode != status {
+			if response, page := s.send(method, path, "", func(r *http.Request) { r.Host = host }); response.StatusCode != status {
 				t.Errorf("%s as %q: got %s, want %d:\n%s", method, host, response.Status, status, page)
 			}
 		}
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, guarded.url, nil)
-		s.must(err)
-		request.Host = host
-		request.SetBasicAuth("", "secret") // which browsers give to no other name
-		if response, _ := s.do(request); response.StatusCode != 200 {
+		if response, _ := guarded.send(http.MethodGet, "", "", func(r *http.Request) {
+			r.Host = host
+			r.SetBasicAuth("", "secret") // which browsers give to no other name
+		}); response.StatusCode != 200 {
 			t.Errorf("with a token, as %q: got %s", host, response.Status)
 		}
 	}
@@ -719,23 +719,20 @@ func TestFaults(t *testing.T) {
 	t.Parallel()
 	t.Run("no table", func(t *testing.T) {
 		s := serve(t)
-		_, err := s.db.Pool.Exec(t.Context(), "DROP TABLE "+s.db.Schema+".rate_limits CASCADE")
-		s.must(err)
+		s.exec("DROP TABLE rate_limits CASCADE")
 		s.wants(s.get(503, "/"), "The database did not answer as it should")
 	})
 	t.Run("no catalog", func(t *testing.T) {
 		s := serve(t)
 		s.take(1, "alice")
-		_, err := s.db.Pool.Exec(t.Context(), "DROP TABLE "+s.db.Schema+".rate_limit_definitions CASCADE")
-		s.must(err)
+		s.exec("DROP TABLE rate_limit_definitions CASCADE")
 		s.get(200, "/")
 	})
 	t.Run("no views", func(t *testing.T) {
 		s := serve(t)
 		s.take(20, "alice")
-		_, err := s.db.Pool.Exec(t.Context(), "DROP FUNCTION "+s.db.Schema+".rate_limits_at CASCADE")
-		s.must(err)
-		if page := s.get(200, "/key", "name", "api", "key", "alice"); strings.Contains(page, "<polyline") {
+		s.exec("DROP FUNCTION rate_limits_at CASCADE")
+		if page := s.get(200, "/key", "name", "api", "key", "alice"); strings.Contains(page, "data:image/svg") {
 			t.Errorf("got a picture:\n%s", page)
 		}
 	})
@@ -743,6 +740,16 @@ func TestFaults(t *testing.T) {
 		s := serve(t)
 		s.db.Pool.Close()
 		s.get(503, "/")
+	})
+	t.Run("a client that has gone", func(t *testing.T) {
+		s := serve(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		w := httptest.NewRecorder()
+		s.handler.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/", nil))
+		if w.Code != http.StatusServiceUnavailable {
+			t.Errorf("got %d", w.Code)
+		}
 	})
 }
 
@@ -758,13 +765,11 @@ func TestWho(t *testing.T) {
 		form := url.Values{"name": {"api"}, "key": {"k"}, "action": {"set"}, "rate": {"100"}, "capacity": {"200"}}
 		var response *http.Response
 		for range 2 { // it asks, and makes the change
-			request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+"/change", strings.NewReader(form.Encode()))
-			s.must(err)
-			request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-			request.Header.Set("X-User", "ann")
-			request.SetBasicAuth("bob", "secret")
 			var page string
-			response, page = s.do(request)
+			response, page = s.send(http.MethodPost, "/change", form.Encode(), func(r *http.Request) {
+				r.Header.Set("X-User", "ann")
+				r.SetBasicAuth("bob", "secret")
+			})
 			for _, found := range agreements.FindAllStringSubmatch(page, -1) {
 				form["agreed"] = []string{html.UnescapeString(found[1])}
 			}
@@ -787,13 +792,9 @@ func TestNew(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	store, err := pgstore.New(db.Pool, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	memory, err := catalog.NewInMemory(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	whole := console.Config{Pool: db.Pool, Store: store, Catalog: memory}
 	for field, change := range map[string]func(*console.Config){
 		"Pool":       func(c *console.Config) { c.Pool = nil },
@@ -820,21 +821,6 @@ func TestNew(t *testing.T) {
 	}
 	if _, err := console.New(&whole); err != nil {
 		t.Error(err)
-	}
-}
-
-// A client that goes away has its page's statements cancelled.
-func TestCancelled(t *testing.T) {
-	t.Parallel()
-	s := serve(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	handler, err := console.New(&console.Config{Pool: s.db.Pool, Schema: s.db.Schema, Store: s.store, Catalog: s.catalog, Logger: slog.New(slog.DiscardHandler)})
-	s.must(err)
-	w := httptest.NewRecorder()
-	handler.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/", nil))
-	if w.Code != http.StatusServiceUnavailable {
-		t.Errorf("got %d", w.Code)
 	}
 }
 

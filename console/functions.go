@@ -15,21 +15,19 @@ import (
 
 // functions are the templates' functions.
 var functions = template.FuncMap{
-	"amount":  visible.Amount,
-	"instant": inspect.Instant,
-	"span":    inspect.Span,
-	"period":  inspect.Period,
-	"text":    visible.Text,
-	"lines":   func(text string) []string { return strings.Split(text, "\n") }, // one fault a line
-	"by":      func(c catalog.Change) string { return inspect.By(&c) },
-	"percent": func(share float64) string { return strconv.FormatFloat(math.Round(share*100), 'f', 0, 64) + " %" },
-	"json":    func(text []byte) string { return visible.Text(string(text)) },
-	"bounded": bounded,
-	"replaces": func(e *catalog.Entry) string {
-		return inspect.Override(&e.Override)
-	},
-	"forAll":  func(key string) bool { return key == catalog.AllKeys },
-	"address": address,
+	"amount":   visible.Amount,
+	"instant":  inspect.Instant,
+	"span":     inspect.Span,
+	"period":   visible.Period,
+	"text":     visible.Text,
+	"lines":    func(text string) []string { return strings.Split(text, "\n") }, // one fault a line
+	"by":       func(c catalog.Change) string { return inspect.By(&c) },
+	"percent":  func(share float64) string { return strconv.FormatFloat(math.Round(share*100), 'f', 0, 64) + " %" },
+	"json":     func(text []byte) string { return visible.Text(string(text)) },
+	"bounded":  bounded,
+	"replaces": func(e *catalog.Entry) string { return inspect.Override(&e.Override) },
+	"forAll":   func(key string) bool { return key == catalog.AllKeys },
+	"address":  address,
 }
 
 // bounded writes a number of rows, or "over" the number up to which rows are counted.

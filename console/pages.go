@@ -37,7 +37,7 @@ type overrides struct {
 
 func (s *site) overridesOf(name, page string) overrides {
 	all := s.inspector.Catalog.Overrides(name)
-	o := overrides{Name: name, Some: all[:min(len(all), perPage)], Page: s.prefix + page}
+	o := overrides{Name: name, Some: all[:min(len(all), perPage)], Page: s.Prefix + page}
 	o.More = len(all) - len(o.Some)
 	if len(all) > 0 && all[0].Key == catalog.AllKeys {
 		o.ForAll = &all[0]
@@ -112,7 +112,7 @@ func (s *site) key(ctx context.Context, r *http.Request) (*view, error) {
 	p := keyPage{Name: r.FormValue("name"), Key: r.FormValue("key"), Count: 1}
 	if n := r.FormValue("count"); n != "" {
 		var err error
-		if p.Count, err = number("count", n); err != nil {
+		if p.Count, err = read("count", n, inspect.Number); err != nil {
 			return nil, err
 		}
 	}
@@ -211,7 +211,7 @@ type refusedPage struct {
 func (s *site) refused(ctx context.Context, r *http.Request) (_ *view, err error) {
 	p := refusedPage{Limit: r.FormValue("limit"), Since: time.Minute, Rates: map[string]bool{}}
 	if since := r.FormValue("since"); since != "" {
-		if p.Since, err = duration("since", since); err != nil {
+		if p.Since, err = read("since", since, inspect.Duration); err != nil {
 			return nil, err
 		}
 	}

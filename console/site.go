@@ -6,7 +6,6 @@ import (
 	"embed"
 	"errors"
 	"html/template"
-	"log/slog"
 	"net/http"
 	"net/url"
 	"time"
@@ -25,12 +24,8 @@ var templates = template.Must(template.New("").Funcs(functions).ParseFS(files, "
 
 // site serves the pages of one database.
 type site struct {
+	Config    // with its defaults
 	inspector *inspect.Inspector
-	prefix    string
-	editable  bool
-	who       func(*http.Request) string
-	timeout   time.Duration
-	logger    *slog.Logger
 }
 
 // view is a page: a template and its data.
@@ -54,7 +49,7 @@ const refreshed = "5"
 
 // show answers with the page that make returns, or with an error page.
 func (s *site) show(w http.ResponseWriter, r *http.Request, make func(context.Context, *http.Request) (*view, error)) {
-	ctx, cancel := context.WithTimeout(r.Context(), s.timeout)
+	ctx, cancel := context.WithTimeout(r.Context(), s.Timeout)
 	defer cancel()
 	err := readForm(r)
 	if err == nil {
@@ -84,10 +79,10 @@ func (s *site) read(ctx context.Context) error {
 }
 
 func (s *site) write(w http.ResponseWriter, r *http.Request, v *view) {
-	v.Prefix, v.Here, v.Edit, v.At = s.prefix, r.URL, s.editable, time.Now()
+	v.Prefix, v.Here, v.Edit, v.At = s.Prefix, r.URL, s.Edit, time.Now()
 	var page bytes.Buffer
 	if err := templates.ExecuteTemplate(&page, v.template, v); err != nil {
-		s.logger.ErrorContext(r.Context(), "console: write a page", "error", err)
+		s.Logger.ErrorContext(r.Context(), "console: write a page", "error", err)
 		http.Error(w, "this page cannot be written", http.StatusInternalServerError)
 		return
 	}
@@ -118,7 +113,7 @@ func (s *site) fail(w http.ResponseWriter, r *http.Request, err error) {
 		status = http.StatusForbidden
 	default:
 		status = http.StatusServiceUnavailable
-		s.logger.ErrorContext(r.Context(), "console: "+r.URL.Path, "error", err)
+		s.Logger.ErrorContext(r.Context(), "console: "+r.URL.Path, "error", err)
 		text = "The database did not answer as it should: " + text
 	}
 	s.write(w, r, &view{template: "error.html", Title: http.StatusText(status), Data: text, Status: status})

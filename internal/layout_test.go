@@ -67,7 +67,7 @@ var mayImport = map[string][]string{
 	"internal/leak":            {},
 	"fallback":                 {".", "internal/bucket", "internal/decide", "internal/receipt", "internal/watch"},
 	"catalog":                  {".", "internal/bucket", "internal/intx", "internal/visible", pgx},
-	"console":                  {".", "catalog", "internal/inspect", "internal/parked", "internal/visible", "pgstore", "refusals", pgx},
+	"console":                  {".", "catalog", "internal/chart", "internal/inspect", "internal/parked", "internal/visible", "pgstore", "refusals", pgx},
 	"refusals":                 {".", "internal/intx", pgx},
 	"erase":                    {".", "internal/parked", pgx},
 	"memstore":                 {".", "internal/bucket", "internal/decide", "internal/flight", "internal/receipt", "internal/wait", "internal/watch", pgx},

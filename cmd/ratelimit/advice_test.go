@@ -88,18 +88,6 @@ func (p *patient) well(check, text string) {
 	}
 }
 
-// exec runs a statement in the world's schema.
-func (p *patient) exec(sql string) {
-	p.Helper()
-	p.must(pgx.BeginFunc(p.Context(), p.db.Pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(p.Context(), "SET LOCAL search_path = "+p.db.Schema)
-		if err == nil {
-			_, err = tx.Exec(p.Context(), sql)
-		}
-		return err
-	}))
-}
-
 // sh runs the command that an advice ends with.
 func (p *patient) sh(advice string) {
 	p.Helper()
@@ -202,6 +190,7 @@ var followed = map[string]func(p *patient){
 	"table": func(p *patient) {
 		empty := pgtest.NewEmpty(p.T)
 		p.world = &world{T: p.T, db: empty}
+		p.program("doctor").wantStatus(p.T, exitFailed, "1 check failed")
 		p.program(strings.Fields(after(p.advised("table", "ratelimit migrate up"), "ratelimit "))[1:]...).ok(p.T)
 		p.well("table", "")
 	},
@@ -258,6 +247,10 @@ var followed = map[string]func(p *patient){
 	"rights": func(p *patient) {
 		if p.url = p.as(""); p.url == "" {
 			p.Skip("the user may make no role")
+		}
+		o := execute(p.T, "", "doctor", "--schema", p.db.Schema, "--database-url", p.url)
+		if o.wantStatus(p.T, exitFailed); strings.Contains(o.stdout+o.stderr, "secret") {
+			p.Error("the password is shown")
 		}
 		for _, lacks := range []string{"SELECT", "DELETE"} {
 			p.exec("REVOKE " + lacks + " ON rate_limits FROM " + p.db.Schema + "_role")
@@ -440,15 +433,10 @@ func TestPermitsAndGatesAreKnown(t *testing.T) {
 	var until time.Time
 	w.edited(w.catalog.Set(t.Context(), "exports", "carol", catalog.Override{AtOnce: 1}))
 	for _, key := range []string{"alice", "bob"} {
-		permit, err := w.store.Permits().Acquire(t.Context(), w.catalog.InFlight(exports, key).For(key))
-		if err != nil || !permit.OK {
-			t.Fatal(permit, err)
-		}
-		until = permit.Until
+		until = w.acquire(w.catalog.InFlight(exports, key).For(key)).Until
 	}
-	_, err := w.db.Pool.Exec(t.Context(), `INSERT INTO `+w.db.Schema+`.rate_limits VALUES ('api:start', 'alice', 0, 3, now() - interval '500 days'), ('unknown:start', 'alice', 0, 3, now()),
+	w.exec(`INSERT INTO rate_limits VALUES ('api:start', 'alice', 0, 3, now() - interval '500 days'), ('unknown:start', 'alice', 0, 3, now()),
 		('exports', 'carol', 1, 1.8e15, now() + interval '1 hour')`)
-	w.must(err)
 	for _, f := range objects[finding](t, w.program("doctor", "--json").ok(t)) {
 		if strings.Contains(f.Advice, "forget") || strings.Contains(f.Detail, "exports") || strings.Contains(f.Detail, "api:start") && !strings.Contains(f.Detail, "bounds the starts of jobs by api") {
 			t.Errorf("doctor says %+v", f)
@@ -462,9 +450,7 @@ func TestPermitsAndGatesAreKnown(t *testing.T) {
 	wantIn(t, w.program("show", "exports", "nobody").ok(t), "granted: 0 of 2 permits are held")
 	wantIn(t, w.program("show", "exports", "alice", "2").ok(t), "refused: 1 of 2 permits are held")
 	wantIn(t, w.program("show", "exports", "carol").ok(t), "granted: 0 of 1 permits are held, and 1 more from when the limit was larger")
-	if permit, err := w.store.Permits().Acquire(t.Context(), w.catalog.InFlight(exports, "carol").For("carol")); err != nil || !permit.OK {
-		t.Errorf("got %v, %v, want what show says", permit, err)
-	}
+	w.acquire(w.catalog.InFlight(exports, "carol").For("carol"))
 	wantIn(t, w.program("show", "exports", "alice", "3").ok(t), "never: ", "at most 2 can")
 	w.program("show", "exports", "alice", "0.5").wantStatus(t, exitBad, "permits are whole")
 	w.program("show", "exports", "alice", "--reserve").wantStatus(t, exitBad, "are not reserved")
@@ -485,13 +471,9 @@ func TestPermitsAndGatesAreKnown(t *testing.T) {
 // Where nothing is published, doctor advises to forget nothing that is in use.
 func TestDoctorWithoutACatalog(t *testing.T) {
 	t.Parallel()
-	w := &world{T: t, db: pgtest.New(t)}
-	store, err := pgstore.New(w.db.Pool, &pgstore.Config{Schema: w.db.Schema})
-	w.must(err)
-	w.must(store.Take(t.Context(), api.For("k"), monthly.For("k")))
-	if permit, err := store.Permits().Acquire(t.Context(), ratelimit.InFlight{Name: "exports", Limit: 1}.For("k")); err != nil || !permit.OK {
-		t.Fatal(permit, err)
-	}
+	w := worldOf(t, pgtest.New(t))
+	w.must(w.store.Take(t.Context(), api.For("k"), monthly.For("k")))
+	w.acquire(ratelimit.InFlight{Name: "exports", Limit: 1}.For("k"))
 	if text := w.program("doctor", "--json").ok(t); strings.Contains(text, "forget") || !strings.Contains(text, "publish it") {
 		t.Errorf("got %s", text)
 	}

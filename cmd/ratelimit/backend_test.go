@@ -2,17 +2,16 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
@@ -26,51 +25,23 @@ func TestReplayOnAServerOfItsOwn(t *testing.T) {
 	o.wantStatus(t, exitOK, "1 call in 1 file agreed, on postgres (")
 }
 
-// observer sees the schemas that replays make.
-type observer struct {
-	pool   *pgxpool.Pool
-	before []string
-}
-
-func observe(t *testing.T) *observer {
+// ownDatabase makes a database for replays, and returns its URL and what lists the schemas in it.
+func ownDatabase(t *testing.T) (url string, schemas func() int) {
 	t.Helper()
-	pool, err := pgxpool.New(t.Context(), pgtest.URL(t))
+	db := pgtest.NewEmpty(t)
+	name := db.Schema + "_replays"
+	must(t, errOf(db.Pool.Exec(t.Context(), "CREATE DATABASE "+name)))
+	t.Cleanup(func() { must(t, errOf(db.Pool.Exec(context.Background(), "DROP DATABASE "+name+" WITH (FORCE)"))) })
+	config := db.Pool.Config()
+	config.ConnConfig.Database = name
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	must(t, err)
 	t.Cleanup(pool.Close)
-	o := &observer{pool: pool}
-	o.before = o.schemas(t)
-	return o
-}
-
-func (o *observer) schemas(t *testing.T) []string {
-	t.Helper()
-	rows, err := o.pool.Query(t.Context(),
-		"SELECT nspname::text FROM pg_namespace WHERE starts_with(nspname::text, $1)", schemaPrefix)
-	must(t, err)
-	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	must(t, err)
-	return names
-}
-
-// made lists the schemas that were not there when the observer came.
-func (o *observer) made(t *testing.T) []string {
-	t.Helper()
-	return slices.DeleteFunc(o.schemas(t), func(name string) bool { return slices.Contains(o.before, name) })
-}
-
-// wantNoneLeft fails the test if what was made meanwhile is not gone, or, as
-// others may replay on the same server, does not go soon.
-func (o *observer) wantNoneLeft(t *testing.T) {
-	t.Helper()
-	made := o.made(t)
-	isMade := func(name string) bool { return slices.Contains(made, name) }
-	for range 100 {
-		if !slices.ContainsFunc(o.schemas(t), isMade) {
-			return
-		}
-		time.Sleep(100 * time.Millisecond)
+	url = fmt.Sprintf("host=%s port=%d user=%s password='%s' dbname=%s", config.ConnConfig.Host, config.ConnConfig.Port, config.ConnConfig.User, config.ConnConfig.Password, name)
+	return url, func() (n int) {
+		must(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_namespace WHERE starts_with(nspname::text, $1)", schemaPrefix).Scan(&n))
+		return n
 	}
-	t.Errorf("schemas left behind: %q", made)
 }
 
 // A replay drops its schema, also if it is stopped from outside.
@@ -97,30 +68,32 @@ func TestStoppedReplayLeavesNothingBehind(t *testing.T) {
 	file := writeFile(t, bucket+calls)
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			o := observe(t)
-			cmd, stdout := startReplay(t, file)
+			url, schemas := ownDatabase(t)
+			cmd, stdout := startReplay(t, url, file)
 			// The first answer means that the schema is in use.
 			must(t, errOf(bufio.NewReader(stdout).ReadString('\n')))
-			if len(o.made(t)) == 0 {
+			if schemas() == 0 {
 				t.Error("no schema was made")
 			}
 			must(t, test.stop(cmd, stdout))
 			if err := cmd.Wait(); cmd.ProcessState.ExitCode() != test.status {
 				t.Errorf("got %v, want exit status %d", err, test.status)
 			}
-			o.wantNoneLeft(t)
+			if left := schemas(); left > 0 {
+				t.Errorf("%d schemas are left behind", left)
+			}
 		})
 	}
 }
 
 // startReplay replays file on postgres in a process of its own.
-func startReplay(t *testing.T, file string) (cmd *exec.Cmd, stdout *os.File) {
+func startReplay(t *testing.T, url, file string) (cmd *exec.Cmd, stdout *os.File) {
 	t.Helper()
 	stdout, write, err := os.Pipe()
 	must(t, err)
 	t.Cleanup(func() { stdout.Close() })
 	cmd = exec.CommandContext(t.Context(), os.Args[0], "replay", "--store", "postgres", file)
-	cmd.Env = append(os.Environ(), asProgram+"=1", "DATABASE_URL="+pgtest.URL(t))
+	cmd.Env = append(os.Environ(), asProgram+"=1", "DATABASE_URL="+url)
 	cmd.Stdout = write
 	must(t, cmd.Start())
 	write.Close() // the process has its own

@@ -88,27 +88,26 @@ func (r *callReader) readLog(name string, in *bufio.Reader) ([]trial.Call, error
 		r.keys = []string{"remote"}
 	}
 	var calls []trial.Call
-	clock := logClock{}
-	for n := 1; ; n++ {
-		text, err := in.ReadSlice('\n')
-		if errors.Is(err, bufio.ErrBufferFull) {
-			return nil, bad("%s:%d: a line of more than a megabyte", name, n)
-		}
-		if err != nil && !errors.Is(err, io.EOF) {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
-		if line := strings.TrimRight(string(text), "\r\n"); line != "" {
-			call, lineErr := r.logLine(line, &clock)
-			if lineErr != nil {
-				return nil, bad("%s:%d: %w", name, n, lineErr)
+	var clock logClock
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, 1<<20)
+	n := 1
+	for ; lines.Scan(); n++ {
+		if line := lines.Text(); line != "" {
+			call, err := r.logLine(line, &clock)
+			if err != nil {
+				return nil, bad("%s:%d: %w", name, n, err)
 			}
 			call.File, call.Line = r.file-1, int32(n)
 			calls = append(calls, call)
 		}
-		if err != nil {
-			return calls, nil
-		}
 	}
+	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
+		return nil, bad("%s:%d: a line of more than a megabyte", name, n)
+	} else if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return calls, nil
 }
 
 func (r *callReader) logLine(line string, clock *logClock) (trial.Call, error) {
@@ -120,9 +119,9 @@ func (r *callReader) logLine(line string, clock *logClock) (trial.Call, error) {
 	if err != nil {
 		return trial.Call{}, fmt.Errorf("time %q: want one such as 02/Jan/2026:15:04:05 +0000", at)
 	}
-	parts := make([]string, len(r.keys))
+	parts, quoted := make([]string, len(r.keys)), strings.Split(line, `"`)
 	for i, field := range r.keys {
-		if parts[i], ok = logField(field, line, before); !ok {
+		if parts[i], ok = logField(field, before, quoted); !ok {
 			return trial.Call{}, fmt.Errorf("there is no %s in it", field)
 		}
 	}
@@ -130,36 +129,28 @@ func (r *callReader) logLine(line string, clock *logClock) (trial.Call, error) {
 	return trial.Call{At: instant, Key: key, Count: 1}, err
 }
 
-// logField returns a field of a line of an access log.
-func logField(field, line, before string) (string, bool) {
-	switch field {
-	case "remote", "user":
-		words := strings.Fields(before)
-		if len(words) < 3 {
-			return "", false
-		}
-		if field == "remote" {
-			return words[0], true
-		}
-		return words[len(words)-1], true
-	case "agent":
-		parts := strings.Split(line, `"`)
-		if len(parts) < 7 {
-			return "", false
-		}
-		return parts[5], true
+// logField returns a field of a line of an access log, from the text before the time and what stands
+// between quotes.
+func logField(field, before string, quoted []string) (string, bool) {
+	caller := strings.Fields(before)
+	var request []string
+	if len(quoted) > 1 {
+		request = strings.Fields(quoted[1])
 	}
-	_, request, ok := strings.Cut(line, `] "`)
-	request, _, _ = strings.Cut(request, `"`)
-	words := strings.Fields(request)
-	if !ok || len(words) < 2 {
-		return "", false
+	switch {
+	case field == "remote" && len(caller) > 2:
+		return caller[0], true
+	case field == "user" && len(caller) > 2:
+		return caller[len(caller)-1], true
+	case field == "method" && len(request) > 1:
+		return request[0], true
+	case field == "path" && len(request) > 1:
+		path, _, _ := strings.Cut(request[1], "?")
+		return path, true
+	case field == "agent" && len(quoted) > 6:
+		return quoted[5], true
 	}
-	if field == "method" {
-		return words[0], true
-	}
-	path, _, _ := strings.Cut(words[1], "?")
-	return path, true
+	return "", false
 }
 
 // logClock reads instants of access logs, of which many follow each other that are the same.

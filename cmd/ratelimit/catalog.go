@@ -4,14 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/ratelimit"
@@ -35,25 +32,6 @@ func catalogCommand(o *options) *cobra.Command {
 	return c
 }
 
-// onCatalog runs do with the catalog in the database, which has been read.
-func (o *options) onCatalog(cmd *cobra.Command, do func(d *inspect.Inspector) error) error {
-	o.sayWho(cmd)
-	return o.onPool(cmd, func(pool *pgxpool.Pool) error {
-		store, err := o.store(cmd.Context(), pool)
-		if err != nil {
-			return err
-		}
-		c, err := catalog.New(pool, &catalog.Config{Schema: o.schema, Store: store, Logger: silent})
-		if err == nil {
-			err = c.Refresh(cmd.Context())
-		}
-		if err != nil {
-			return err
-		}
-		return do(&inspect.Inspector{Pool: pool, Schema: o.schema, Store: store, Catalog: c})
-	})
-}
-
 func catalogLs(o *options) *cobra.Command {
 	return o.listing(o.onDatabase(&cobra.Command{
 		Use:     "ls [LIMIT]",
@@ -71,19 +49,23 @@ func catalogLs(o *options) *cobra.Command {
 	}))
 }
 
-func listDefinitions(p *printer, c *catalog.Catalog) error {
-	t := p.table("OVERRIDES", "LIMIT")
-	row := func(name, described string, v limitJSON) error {
-		v.Name, v.Overrides = name, len(c.Overrides(name))
-		return t.row(v, fmt.Sprint(v.Overrides), visible.Lines(described))
-	}
+// published returns the limits of a catalog, and how each reads.
+func published(c *catalog.Catalog) (all []limitJSON, described []string) {
 	for _, d := range c.Definitions() {
-		if err := row(d.Name, d.String(), limitJSON{Definition: &d}); err != nil {
-			return err
-		}
+		all, described = append(all, limitJSON{Name: d.Name, Definition: &d}), append(described, d.String())
 	}
 	for _, l := range c.InFlights() {
-		if err := row(l.Name, l.String(), limitJSON{InFlight: new(inFlightJSONOf(l))}); err != nil {
+		all, described = append(all, limitJSON{Name: l.Name, InFlight: new(inFlightJSONOf(l))}), append(described, l.String())
+	}
+	return all, described
+}
+
+func listDefinitions(p *printer, c *catalog.Catalog) error {
+	t := p.table("OVERRIDES", "LIMIT")
+	all, described := published(c)
+	for i, v := range all {
+		v.Overrides = len(c.Overrides(v.Name))
+		if err := t.row(v, fmt.Sprint(v.Overrides), visible.Lines(described[i])); err != nil {
 			return err
 		}
 	}
@@ -109,14 +91,6 @@ func listOverrides(p *printer, d *inspect.Inspector, name string) error {
 	return t.end()
 }
 
-// overrideFlags are an override as flags have it.
-type overrideFlags struct {
-	edited                catalog.Override // the fields that flags name
-	capacity, maxReserved string
-	mode, until           string
-	cleared               []string
-}
-
 // An editing is an edit of an override, which is confirmed.
 type editing struct {
 	*options
@@ -124,7 +98,7 @@ type editing struct {
 }
 
 func catalogSet(o *options) *cobra.Command {
-	var f overrideFlags
+	var cleared []string
 	c := &cobra.Command{
 		Use:   "set LIMIT KEY | set LIMIT --all-keys",
 		Short: "Override a limit's definition, for a key or for all",
@@ -140,19 +114,35 @@ a cut takes it away. With --as-is what is left stays, as far as the new capacity
   ratelimit catalog set send_message alice --until never
   ratelimit catalog set send_message --all-keys --mode refuse --until 10m --yes --lower`,
 	}
-	flags := c.Flags()
-	flags.Float64Var(&f.edited.Rate, "rate", 0, "tokens that are refilled in each period")
-	flags.DurationVar(&f.edited.Period, "period", 0, "the period, such as 1m")
-	flags.StringVar(&f.capacity, "capacity", "", `the most tokens that accumulate, or "none"`)
-	flags.StringVar(&f.maxReserved, "max-reserved", "", `the deepest debt, "none" or "unlimited"`)
-	flags.IntVar(&f.edited.Slots, "slots", 0, "of a sliding window")
-	flags.IntVar(&f.edited.AtOnce, "at-once", 0, "of a limit of how many at once: permits for each key")
-	flags.DurationVar(&f.edited.Lease, "lease", 0, "of a limit of how many at once")
-	flags.StringVar(&f.mode, "mode", "", `"shadow" decides and refuses nobody, "refuse" refuses all calls, "enforce" is as usual`)
-	flags.StringVar(&f.until, "until", "", `when it ends: an instant such as 2026-12-31T00:00:00Z, a duration from now such as 48h, or "never"`)
-	flags.StringVar(&f.edited.Note, "note", "", "why, and for whom")
-	flags.StringSliceVar(&f.cleared, "clear", nil, `fields that are to be as in the program again, such as "rate,until"`)
-	return o.editing(c, func(cmd *cobra.Command) (*catalog.Override, error) { return f.override(cmd, time.Now()) })
+	for _, f := range inspect.Fields {
+		c.Flags().String(f.Name, "", f.Usage)
+	}
+	c.Flags().StringSliceVar(&cleared, "clear", nil, `fields that are to be as in the program again, such as "rate,until"`)
+	return o.editing(c, func(cmd *cobra.Command) (*catalog.Override, error) { return flaggedOverride(cmd, cleared) })
+}
+
+// flaggedOverride returns the edit that the flags name.
+func flaggedOverride(cmd *cobra.Command, cleared []string) (*catalog.Override, error) {
+	var o catalog.Override
+	var names []string
+	for _, f := range inspect.Fields {
+		names = append(names, f.Name)
+		flag := cmd.Flags().Lookup(f.Name)
+		if !flag.Changed {
+			continue
+		}
+		if err := f.Read(&o, flag.Value.String(), time.Now()); err != nil {
+			return nil, bad("--%s %q: %w", f.Name, flag.Value, err)
+		}
+	}
+	for _, name := range cleared {
+		i := slices.Index(names, name)
+		if i < 0 {
+			return nil, bad("--clear %q: must be among %s", name, strings.Join(names, ", "))
+		}
+		o.Clear |= 1 << i
+	}
+	return &o, nil
 }
 
 func catalogSwitch(o *options, word string, to catalog.Switch) *cobra.Command {
@@ -284,7 +274,9 @@ func (e *editing) agreed(cmd *cobra.Command, d *inspect.Inspector, edit *catalog
 		what += "; " + edit.Left.String()
 	}
 	if edit.Key == catalog.AllKeys {
-		what += "; " + reachOf(cmd.Context(), d, edit)
+		ctx, cancel := context.WithTimeout(cmd.Context(), checkTimeout)
+		what += "; " + d.ReachText(ctx, edit)
+		cancel()
 	}
 	lower := inspect.Lower(edit)
 	if lower != "" {
@@ -300,17 +292,6 @@ func (e *editing) agreed(cmd *cobra.Command, d *inspect.Inspector, edit *catalog
 	return e.confirmed(cmd, "grant less than the program has published")
 }
 
-// reachOf says how many keys an edit for all keys concerns.
-func reachOf(ctx context.Context, d *inspect.Inspector, edit *catalog.Edit) string {
-	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
-	defer cancel()
-	reach, err := d.Reach(ctx, edit)
-	if err != nil { // which keeps nobody from a kill switch
-		return "how many keys it concerns cannot be told: " + err.Error()
-	}
-	return reach.String()
-}
-
 // editJSON is an edit of an override.
 type editJSON struct {
 	Was    *overrideJSON `json:"was"`
@@ -320,86 +301,14 @@ type editJSON struct {
 }
 
 func editJSONOf(e *catalog.Edit) editJSON {
-	side := func(o *catalog.Override) *overrideJSON {
-		if o == nil {
-			return nil
-		}
-		return new(overrideOf(&catalog.Entry{Name: e.Name, Key: e.Key, Override: *o}))
+	out := editJSON{Lower: e.Lower, Left: e.Left}
+	if e.Was != nil {
+		out.Was = overrideOf(&catalog.Entry{Name: e.Name, Key: e.Key, Override: *e.Was})
 	}
-	return editJSON{side(e.Was), side(e.Became), e.Lower, e.Left}
-}
-
-// override is the edit that the flags name.
-func (f *overrideFlags) override(cmd *cobra.Command, now time.Time) (*catalog.Override, error) {
-	o := f.edited
-	for name, named := range map[string]bool{
-		"rate": o.Rate != 0, "period": o.Period != 0, "slots": o.Slots != 0, "at-once": o.AtOnce != 0, "lease": o.Lease != 0,
-		"capacity": f.capacity != "", "max-reserved": f.maxReserved != "", "mode": f.mode != "", "until": f.until != "", "note": o.Note != "",
-	} {
-		if flag := cmd.Flags().Lookup(name); flag.Changed && !named {
-			return nil, bad("--%s %s: must not be 0 or empty: --clear %s takes it away", name, flag.Value, name)
-		}
+	if e.Became != nil {
+		out.Became = overrideOf(&catalog.Entry{Name: e.Name, Key: e.Key, Override: *e.Became})
 	}
-	var err error
-	if o.Capacity, err = amountOf("--capacity", f.capacity); err != nil {
-		return nil, err
-	}
-	if o.MaxReserved, err = amountOf("--max-reserved", f.maxReserved); err != nil {
-		return nil, err
-	}
-	if f.mode != "" {
-		if o.Mode, err = ratelimit.ParseMode(f.mode); err != nil {
-			return nil, bad("--mode %q: must be enforce, shadow or refuse", f.mode)
-		}
-	}
-	for _, name := range f.cleared {
-		i := slices.Index(fieldNames[:], name)
-		if i < 0 {
-			return nil, bad("--clear %q: must be among %s", name, strings.Join(fieldNames[:], ", "))
-		}
-		o.Clear |= 1 << i
-	}
-	return &o, f.end(&o, now)
-}
-
-// fieldNames are the fields of an override in the order of catalog.Fields, as flags.
-var fieldNames = [...]string{"rate", "period", "capacity", "max-reserved", "slots", "at-once", "lease", "mode", "until", "note"}
-
-// end reads when the override ends.
-func (f *overrideFlags) end(o *catalog.Override, now time.Time) (err error) {
-	switch f.until {
-	case "":
-		return nil
-	case "never":
-		o.Clear |= catalog.FieldUntil
-		return nil
-	}
-	if lasts, err := time.ParseDuration(f.until); err == nil {
-		o.Until = now.Add(lasts)
-	} else if o.Until, err = time.Parse(time.RFC3339, f.until); err != nil {
-		return bad("--until %q: want an instant such as 2026-12-31T00:00:00Z, a duration such as 48h, or never", f.until)
-	}
-	if !o.Until.After(now) {
-		return bad("--until %s: is over", f.until)
-	}
-	return nil
-}
-
-// amountOf reads an amount of a flag; "" is 0.
-func amountOf(flag, text string) (float64, error) {
-	switch text {
-	case "":
-		return 0, nil
-	case "none", "0":
-		return ratelimit.None, nil
-	case "unlimited":
-		return math.Inf(1), nil
-	}
-	v, err := strconv.ParseFloat(text, 64)
-	if err != nil || math.IsNaN(v) || math.IsInf(v, 0) {
-		return 0, bad(`%s %q: must be a number, "none" or "unlimited"`, flag, text)
-	}
-	return v, nil
+	return out
 }
 
 func catalogImport(o *options) *cobra.Command {
@@ -422,7 +331,7 @@ there: all, or on an error none. What the file does not name stays, and so does 
 				}
 				asIs, err := catalog.New(d.Pool, &catalog.Config{Schema: o.schema, Logger: silent})
 				if err == nil {
-					err = intx.Do(cmd.Context(), d.Pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return f.into(cmd.Context(), tx, asIs) })
+					err = intx.Do(cmd.Context(), d.Pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return f.publish(cmd.Context(), txEditor{asIs, tx}) })
 				}
 				if err != nil {
 					return err
@@ -463,11 +372,6 @@ func (e txEditor) Set(ctx context.Context, name, key string, o catalog.Override)
 	return e.SetTx(ctx, e.tx, name, key, o)
 }
 
-// into writes the file into a catalog inside tx.
-func (f *definitionsFile) into(ctx context.Context, tx pgx.Tx, c *catalog.Catalog) error {
-	return f.publish(ctx, txEditor{c, tx})
-}
-
 func catalogExport(o *options) *cobra.Command {
 	return o.onDatabase(&cobra.Command{
 		Use:     "export [LIMIT]",
@@ -491,28 +395,22 @@ func catalogExport(o *options) *cobra.Command {
 
 // export prints what the catalog has, or what it has of a name.
 func export(p *printer, c *catalog.Catalog, only string) error {
-	put := func(name string, definition map[string]any) error {
-		if only != "" && name != only {
-			return nil
+	all, _ := published(c)
+	for _, l := range all {
+		if only != "" && l.Name != only {
+			continue
 		}
-		if err := p.object(definition); err != nil {
-			return err
+		lines := []map[string]any{{"limit": l.Definition}}
+		if l.InFlight != nil {
+			lines = []map[string]any{{"inFlight": l.InFlight}}
 		}
-		for _, e := range c.Overrides(name) {
-			if err := p.object(map[string]any{"override": overrideOf(&e)}); err != nil {
+		for _, e := range c.Overrides(l.Name) {
+			lines = append(lines, map[string]any{"override": overrideOf(&e)})
+		}
+		for _, line := range lines {
+			if err := p.object(line); err != nil {
 				return err
 			}
-		}
-		return nil
-	}
-	for _, d := range c.Definitions() {
-		if err := put(d.Name, map[string]any{"limit": d}); err != nil {
-			return err
-		}
-	}
-	for _, l := range c.InFlights() {
-		if err := put(l.Name, map[string]any{"inFlight": inFlightJSONOf(l)}); err != nil {
-			return err
 		}
 	}
 	return nil
@@ -530,8 +428,20 @@ func catalogHistory(o *options) *cobra.Command {
 			if most < 0 {
 				return bad("--most %d: must not be negative", most)
 			}
-			return o.onCatalog(cmd, func(d *inspect.Inspector) error {
-				changes, err := historyOf(cmd.Context(), d.Catalog, args, most)
+			key := ""
+			if len(args) == 2 {
+				var err error
+				if key, err = oneKey(args[1]); err != nil {
+					return err
+				}
+			}
+			return o.onCatalog(cmd, func(d *inspect.Inspector) (err error) {
+				var changes []catalog.Change
+				if len(args) == 2 {
+					changes, err = d.Catalog.KeyHistory(cmd.Context(), args[0], key, most)
+				} else {
+					changes, err = d.Catalog.History(cmd.Context(), strings.Join(args, ""), most)
+				}
 				if err != nil {
 					return err
 				}
@@ -541,21 +451,6 @@ func catalogHistory(o *options) *cobra.Command {
 	}
 	c.Flags().IntVarP(&most, "most", "n", 50, "at most so many changes; 0 for all")
 	return o.listing(o.onDatabase(c))
-}
-
-// historyOf reads the history of [LIMIT [KEY]].
-func historyOf(ctx context.Context, c *catalog.Catalog, args []string, most int) ([]catalog.Change, error) {
-	switch len(args) {
-	case 0:
-		return c.History(ctx, "", most)
-	case 1:
-		return c.History(ctx, args[0], most)
-	}
-	key, err := oneKey(args[1])
-	if err != nil {
-		return nil, err
-	}
-	return c.KeyHistory(ctx, args[0], key, most)
 }
 
 func listChanges(p *printer, changes []catalog.Change) error {

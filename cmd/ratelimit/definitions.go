@@ -7,13 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
-	"os"
 	"time"
 	"unicode/utf8"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/internal/inspect"
 	"github.com/pgratelimit/ratelimit/internal/scenario"
 )
 
@@ -43,15 +42,6 @@ func readDefinitions(stdin io.Reader, file string) (*definitionsFile, error) {
 	return parseDefinitions(name, text)
 }
 
-// readCatalog reads a file of definitions as a catalog in memory.
-func readCatalog(ctx context.Context, file string) (*catalog.Catalog, error) {
-	f, err := readDefinitions(os.Stdin, file)
-	if err != nil {
-		return nil, err
-	}
-	return f.catalog(ctx)
-}
-
 func parseDefinitions(name string, text []byte) (*definitionsFile, error) {
 	f := &definitionsFile{name: name}
 	if !utf8.Valid(text) {
@@ -59,35 +49,36 @@ func parseDefinitions(name string, text []byte) (*definitionsFile, error) {
 	}
 	text = withoutComments(text)
 	d := json.NewDecoder(bytes.NewReader(text))
-	open := false // is an array open?
-	for {
-		at := skipTo(text, d.InputOffset())
-		if at == len(text) && !open {
-			return f, nil
-		}
-		if at == len(text) {
-			return nil, bad("%s: the array does not end", name)
-		}
+	array := bytes.HasPrefix(bytes.TrimSpace(text), []byte("["))
+	if array {
+		_, _ = d.Token()
+	}
+	for d.More() {
+		at := len(text) - len(bytes.TrimLeft(text[d.InputOffset():], " \t\r\n,"))
 		line := 1 + bytes.Count(text[:at], []byte("\n"))
-		fault := func(err error) error { return badInput{fmt.Errorf("%s:%d: %w", name, line, scenario.Plain(err))} }
-		if !open && text[at] == '[' || open && text[at] == ']' {
-			if _, err := d.Token(); err != nil {
-				return nil, fault(err)
-			}
-			open = !open
-			continue
-		}
 		var raw json.RawMessage
-		if err := d.Decode(&raw); err != nil {
-			return nil, fault(err)
-		}
-		entry, err := parseEntry(raw)
+		var entry fileEntry
+		err := d.Decode(&raw)
 		if err != nil {
-			return nil, badInput{fmt.Errorf("%s:%d: %w", name, line, err)}
+			err = scenario.Plain(err)
+		} else {
+			entry, err = parseEntry(raw)
+		}
+		if err != nil {
+			return nil, bad("%s:%d: %w", name, line, err)
 		}
 		entry.line = line
 		f.entries = append(f.entries, entry)
 	}
+	if array {
+		if _, err := d.Token(); err != nil {
+			return nil, bad("%s: the array does not end", name)
+		}
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return nil, bad("%s: unexpected text after the definitions", name)
+	}
+	return f, nil
 }
 
 // withoutComments empties lines that begin with #, which are comments.
@@ -100,12 +91,6 @@ func withoutComments(text []byte) []byte {
 		kept.Write(line)
 	}
 	return kept.Bytes()
-}
-
-// skipTo returns where the next value begins, at or after an offset.
-func skipTo(text []byte, offset int64) int {
-	rest := bytes.TrimLeft(text[offset:], " \t\r\n,")
-	return len(text) - len(rest)
 }
 
 // parseEntry reads a definition or an override.
@@ -204,8 +189,8 @@ type overrideJSON struct {
 	Key         *string           `json:"key,omitempty"` // left out for all keys
 	Rate        float64           `json:"rate,omitempty"`
 	Period      scenario.Duration `json:"period,omitzero"`
-	Capacity    amount            `json:"capacity,omitzero"`
-	MaxReserved amount            `json:"maxReserved,omitzero"`
+	Capacity    inspect.Bound     `json:"capacity,omitzero"`
+	MaxReserved inspect.Bound     `json:"maxReserved,omitzero"`
 	Slots       int               `json:"slots,omitempty"`
 	AtOnce      int               `json:"atOnce,omitempty"`
 	Lease       scenario.Duration `json:"lease,omitzero"`
@@ -215,9 +200,13 @@ type overrideJSON struct {
 	Note        string            `json:"note,omitempty"`
 }
 
-func overrideOf(e *catalog.Entry) overrideJSON {
-	o := overrideJSON{
-		Name: e.Name, Rate: e.Rate, Period: scenario.Duration(e.Period), Capacity: amount(e.Capacity), MaxReserved: amount(e.MaxReserved),
+// overrideOf returns nil for no override.
+func overrideOf(e *catalog.Entry) *overrideJSON {
+	if e == nil {
+		return nil
+	}
+	o := &overrideJSON{
+		Name: e.Name, Rate: e.Rate, Period: scenario.Duration(e.Period), Capacity: inspect.Bound(e.Capacity), MaxReserved: inspect.Bound(e.MaxReserved),
 		Slots: e.Slots, AtOnce: e.AtOnce, Lease: scenario.Duration(e.Lease), Mode: e.Mode, Until: e.Until, Off: e.Switch == catalog.Off, Note: e.Note,
 	}
 	if e.Key != catalog.AllKeys {
@@ -255,35 +244,4 @@ type inFlightJSON struct {
 
 func inFlightJSONOf(l ratelimit.InFlight) inFlightJSON {
 	return inFlightJSON{l.Name, l.Limit, scenario.Duration(l.LeaseOrDefault())}
-}
-
-// amount is a capacity or a bound on debt, as a limit's field has it; in JSON and in flags a
-// number, "none" or "unlimited".
-type amount float64
-
-func (a amount) MarshalJSON() ([]byte, error) {
-	switch {
-	case a == ratelimit.None:
-		return []byte(`"none"`), nil
-	case math.IsInf(float64(a), 1):
-		return []byte(`"unlimited"`), nil
-	}
-	return json.Marshal(float64(a))
-}
-
-func (a *amount) UnmarshalJSON(text []byte) error {
-	switch string(text) {
-	case `"none"`:
-		*a = ratelimit.None
-		return nil
-	case `"unlimited"`:
-		*a = amount(math.Inf(1))
-		return nil
-	}
-	var v float64
-	if err := json.Unmarshal(text, &v); err != nil {
-		return fmt.Errorf(`%s: must be a number, "none" or "unlimited"`, text)
-	}
-	*a = amount(v)
-	return nil
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -42,24 +41,18 @@ status 1 if something fails, so that decisions cannot work; warnings leave it 0.
 					return err
 				}
 			}
-			pool, err := connect(cmd.Context(), o.databaseURL)
-			if err != nil {
-				return err
-			}
-			defer pool.Close()
-			d := &doctor{Inspector: inspect.Inspector{Pool: pool, Schema: o.schema}, file: file}
-			if d.Store, err = o.store(cmd.Context(), pool); err != nil {
-				return err
-			}
-			d.examine(cmd.Context())
-			return d.report(o.printer(cmd))
+			return o.onStore(cmd, func(d *inspect.Inspector) error {
+				examined := &doctor{Inspector: d, file: file}
+				examined.examine(cmd.Context())
+				return examined.report(o.printer(cmd))
+			})
 		},
 	})
 }
 
 // doctor looks at a database.
 type doctor struct {
-	inspect.Inspector
+	*inspect.Inspector
 	file     *definitionsFile // nil without --definitions
 	findings []finding
 	there    bool // is the table there?
@@ -99,25 +92,23 @@ func (d *doctor) warn(so bool, check, format string, args ...any) {
 	d.find(verdict, check, format, args...)
 }
 
-// examine makes all checks. One that fails does not keep the next from being made.
+// examine makes all checks.
 func (d *doctor) examine(ctx context.Context) {
-	for _, check := range []struct {
-		name string
-		make func(context.Context) error
-	}{
-		{"server", d.server},
-		{"settings", d.settings},
-		{"pooler", d.pooler},
-		{"clock", d.clock},
-		{"tables", d.tables},
-		{"Citus", d.citus},
-		{"rights", d.rights},
-		{"other roles", d.otherRoles},
-		{"indexes", d.indexes},
-		{"HOT updates", d.statistics},
-		{"transactions", d.transactions},
-		{"definitions", d.definitions},
-	} {
+	d.make(ctx, check{"server", d.server}, check{"settings", d.settings}, check{"pooler", d.pooler}, check{"clock", d.clock}, check{"tables", d.tables})
+	if d.there {
+		d.make(ctx, check{"Citus", d.citus}, check{"rights", d.rights}, check{"other roles", d.otherRoles}, check{"indexes", d.indexes},
+			check{"HOT updates", d.statistics}, check{"transactions", d.transactions}, check{"definitions", d.definitions})
+	}
+}
+
+type check struct {
+	name string
+	make func(context.Context) error
+}
+
+// make makes checks. One that fails does not keep the next from being made.
+func (d *doctor) make(ctx context.Context, checks ...check) {
+	for _, check := range checks {
 		bounded, cancel := context.WithTimeout(ctx, checkTimeout)
 		if err := check.make(bounded); err != nil {
 			d.find(unknown, check.name, "could not be looked at: %s", err)
@@ -281,7 +272,7 @@ func (d *doctor) tables(ctx context.Context) error {
 
 // citus looks at the database of a table that Citus distributes over nodes.
 func (d *doctor) citus(ctx context.Context) error {
-	if !d.there || !d.Store.Portable() {
+	if !d.Store.Portable() {
 		return nil
 	}
 	d.advise("portable", fine, "Citus", "the table is distributed, and rate_limits_now, rate_limits_short, rate_limits_at and the SQL functions do not work on it", "give each program on it Config.Portable")
@@ -345,9 +336,9 @@ func (d *doctor) migrations(ctx context.Context, set migrations.Set) error {
 	}
 	check := migrationsOf(set)
 	switch {
-	case len(all) > 0 && all[0].Untracked:
+	case all[0].Untracked:
 		d.find(fine, check, "another tool made the table")
-	case len(all) > 0 && all[len(all)-1].Newer:
+	case all[len(all)-1].Newer:
 		d.find(warning, check, "there is %s, which this one does not know: use that program's command", all[len(all)-1].Name)
 	case applied == len(all):
 		d.find(fine, check, "all %d are applied", applied)
@@ -360,9 +351,6 @@ func (d *doctor) migrations(ctx context.Context, set migrations.Set) error {
 }
 
 func (d *doctor) rights(ctx context.Context) error {
-	if !d.there {
-		return nil
-	}
 	var user string
 	var lacks []string
 	err := d.Pool.QueryRow(ctx, `SELECT current_user::text, coalesce(array_agg(p) FILTER (WHERE NOT has_table_privilege($1::regclass, p)), '{}')
@@ -379,10 +367,22 @@ FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS p`, d.Table()).Sca
 	return nil
 }
 
-func (d *doctor) indexes(ctx context.Context) error {
-	if !d.there {
-		return nil
+// otherRoles lists the roles, besides the owner, that can change limits or read their keys.
+func (d *doctor) otherRoles(ctx context.Context) error {
+	all, err := d.Rights(ctx)
+	if err != nil {
+		return err
 	}
+	for _, r := range all {
+		d.warn(r.Beyond, "other roles", "%s%s", visible.Text(r.String()), when(r.Beyond, ": more than a program needs; docs/setup.md has what to revoke"))
+	}
+	if len(all) == 0 {
+		d.find(fine, "other roles", "none but the owner can write limits, choose a rate, or read keys")
+	}
+	return nil
+}
+
+func (d *doctor) indexes(ctx context.Context) error {
 	var others []string
 	var options []string
 	var keyed bool
@@ -414,9 +414,6 @@ FROM pg_class AS c WHERE c.oid = $1::regclass`, d.Table()).Scan(&options, &keyed
 
 // statistics looks at HOT updates and dead rows.
 func (d *doctor) statistics(ctx context.Context) error {
-	if !d.there {
-		return nil
-	}
 	var updates, hot, live, dead int64
 	var size string
 	var bytes int64
@@ -444,21 +441,19 @@ func (d *doctor) transactions(ctx context.Context) error {
 	if err := d.Pool.QueryRow(ctx, "SELECT pg_has_role(current_user, 'pg_read_all_stats', 'usage'), current_user::text").Scan(&sees, &user); err != nil {
 		return err
 	}
-	if d.there {
-		holders, err := d.Holders(ctx)
-		if err != nil {
-			return err
+	holders, err := d.Holders(ctx)
+	if err != nil {
+		return err
+	}
+	for _, h := range holders {
+		if detail := h.Text() + ", and holds rows of limits"; h.Lasts > idleFor {
+			d.advise("transactions", warning, "transactions", detail, fmt.Sprintf("mend its program; to roll it back, SELECT pg_terminate_backend(%d)", h.PID))
+		} else {
+			d.find(fine, "transactions", "%s", detail)
 		}
-		for _, h := range holders {
-			if detail := h.String() + ", and holds rows of limits"; h.Lasts > idleFor {
-				d.advise("transactions", warning, "transactions", detail, fmt.Sprintf("mend its program; to roll it back, SELECT pg_terminate_backend(%d)", h.PID))
-			} else {
-				d.find(fine, "transactions", "%s", detail)
-			}
-		}
-		if len(holders) == 0 {
-			d.find(fine, "transactions", "none is idle and holds rows of limits")
-		}
+	}
+	if len(holders) == 0 {
+		d.find(fine, "transactions", "none is idle and holds rows of limits")
 	}
 	if err := d.snapshot(ctx); err != nil {
 		return err
@@ -471,9 +466,6 @@ func (d *doctor) transactions(ctx context.Context) error {
 
 // snapshot looks for what keeps old versions of rows.
 func (d *doctor) snapshot(ctx context.Context) error {
-	if !d.there {
-		return nil
-	}
 	v, err := d.Store.Versions(ctx)
 	if err != nil {
 		return err
@@ -506,11 +498,10 @@ const (
 
 // definitions looks for those that disagree.
 func (d *doctor) definitions(ctx context.Context) error {
-	published, err := openCatalog(ctx, d.Pool, d.Schema, d.Store)
-	if err != nil || !d.there {
+	if err := openCatalog(ctx, d.Inspector); err != nil {
 		return err
 	}
-	d.Catalog = published
+	published := d.Catalog
 	if d.file != nil {
 		inFile, err := d.file.catalog(ctx)
 		if err != nil {
@@ -557,15 +548,18 @@ FROM generate_series(date_trunc('day', now()) - interval '1 year', now() + inter
 // zones tells of time zones of quotas that the server has otherwise than this program: views and SQL
 // functions go by its data.
 func (d *doctor) zones(ctx context.Context, c *catalog.Catalog) error {
-	for _, zone := range zonesOf(c.Definitions()) {
+	seen := map[string]bool{"": true}
+	for _, definition := range c.Definitions() {
+		zone := definition.Zone
+		if seen[zone] {
+			continue
+		}
+		seen[zone] = true
 		location, err := time.LoadLocation(zone)
 		if err != nil {
 			return err
 		}
-		rows, err := d.Pool.Query(ctx, clocks, zone)
-		if err != nil {
-			return err
-		}
+		rows, _ := d.Pool.Query(ctx, clocks, zone) // its error is that of reading them
 		var at, shown int64
 		first := "" // difference
 		_, err = pgx.ForEachRow(rows, []any{&at, &shown}, func() error {
@@ -588,16 +582,6 @@ func (d *doctor) zones(ctx context.Context, c *catalog.Catalog) error {
 		}
 	}
 	return nil
-}
-
-// zonesOf returns the time zones of quotas, each once.
-func zonesOf(definitions []ratelimit.Definition) (zones []string) {
-	for i := range definitions {
-		if zone := definitions[i].Zone; zone != "" && !slices.Contains(zones, zone) {
-			zones = append(zones, zone)
-		}
-	}
-	return zones
 }
 
 // overdue is for how long a raise can be due before nobody seems to complete it.
@@ -640,7 +624,7 @@ func (d *doctor) rowsDisagree(ctx context.Context) error {
 		return err
 	}
 	known := len(d.Catalog.Definitions()) + len(d.Catalog.InFlights())
-	bad := 0
+	agree := true
 	for _, l := range limits {
 		switch {
 		case l.InFlight != nil:
@@ -649,12 +633,9 @@ func (d *doctor) rowsDisagree(ctx context.Context) error {
 		case l.Definition == nil:
 			err = d.undefined(ctx, l.Name)
 		case l.Rows > 0:
-			var shards *int
-			if shards, err = d.shardsBeyond(ctx, l.Definition); shards != nil {
-				bad++
-				d.advise("shards", warning, "definitions", fmt.Sprintf("%s has rows of more shards than the %d that are defined", visible.Text(l.Name), l.Definition.Shards),
-					d.resharding(l.Definition, *shards))
-			}
+			var more bool
+			more, err = d.moreShards(ctx, l.Definition)
+			agree = agree && !more
 		}
 		if err == nil && l.Rows > 0 {
 			err = d.unlike(ctx, l.Name)
@@ -663,7 +644,7 @@ func (d *doctor) rowsDisagree(ctx context.Context) error {
 			return err
 		}
 	}
-	if bad == 0 && known > 0 {
+	if agree && known > 0 {
 		d.find(fine, "definitions", "%s known, and rows agree with them", plural(known, "definition"))
 	}
 	return nil
@@ -688,18 +669,18 @@ func (d *doctor) unlike(ctx context.Context, name string) error {
 	return err
 }
 
-// resharding is the advice for rows of more shards than a limit has: what they hold goes into the
-// others, and what is left of them would be taken for rows of a program that is at work.
-func (d *doctor) resharding(of *ratelimit.Definition, from int) string {
-	return fmt.Sprintf("if no program with more is at work any more, ratelimit change %s --all-keys --from shards=%d, and then DELETE FROM %s WHERE name = '%s' AND shard >= %d",
-		visible.Shell(visible.Text(of.Name)), from, d.Table(), strings.ReplaceAll(of.Name, "'", "''"), of.Shards)
-}
-
-// shardsBeyond returns how many shards the rows of a limit have, nil if not more than it is
-// defined with.
-func (d *doctor) shardsBeyond(ctx context.Context, of *ratelimit.Definition) (shards *int, err error) {
-	err = d.Pool.QueryRow(ctx, "SELECT max(r.shard) + 1 FROM "+d.Table()+" AS r WHERE r.name = $1::text AND r.shard >= $2::int4", of.Name, of.Shards).Scan(&shards)
-	return shards, err
+// moreShards tells of rows of more shards than a limit has. What they hold goes into the others; what is
+// left of them would be taken for rows of a program that is at work.
+func (d *doctor) moreShards(ctx context.Context, of *ratelimit.Definition) (more bool, err error) {
+	var from *int
+	err = d.Pool.QueryRow(ctx, "SELECT max(r.shard) + 1 FROM "+d.Table()+" AS r WHERE r.name = $1::text AND r.shard >= $2::int4", of.Name, of.Shards).Scan(&from)
+	if err != nil || from == nil {
+		return false, err
+	}
+	d.advise("shards", warning, "definitions", fmt.Sprintf("%s has rows of more shards than the %d that are defined", visible.Text(of.Name), of.Shards),
+		fmt.Sprintf("if no program with more is at work any more, ratelimit change %s --all-keys --from shards=%d, and then DELETE FROM %s WHERE name = '%s' AND shard >= %d",
+			visible.Shell(visible.Text(of.Name)), *from, d.Table(), strings.ReplaceAll(of.Name, "'", "''"), of.Shards))
+	return true, nil
 }
 
 // undefined tells of a name that has rows and no definition. They may be of a program that

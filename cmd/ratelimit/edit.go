@@ -33,10 +33,12 @@ type edit struct {
 	desk  *inspect.Inspector
 	limit ratelimit.Limit
 	keys  []string
+
+	shards int // of the limit; the most that it has or gets
 }
 
-// edit opens the database for a verb that changes keys of a limit, and runs it.
-func (o *options) edit(cmd *cobra.Command, name string, keys []string, do func(ctx context.Context, e *edit) error) error {
+// edit opens the database for a verb that changes keys of a limit by a count, and runs it.
+func (o *options) edit(cmd *cobra.Command, name string, keys []string, count float64, do func(e *edit) error) error {
 	e := &edit{options: o, cmd: cmd}
 	var err error
 	if e.keys, err = o.keysOf(cmd, keys); err != nil {
@@ -47,13 +49,14 @@ func (o *options) edit(cmd *cobra.Command, name string, keys []string, do func(c
 		if e.limit, err = limitOf(d, name); err != nil {
 			return err
 		}
+		e.shards = e.limit.Definition().Shards
 		for _, key := range e.keys { // all of them before the first is changed
-			if err := e.of(key).Validate(); err != nil {
+			if err := d.Catalog.ForN(e.limit, key, count).Validate(); err != nil {
 				return err
 			}
 		}
 		o.note(cmd, d, name, e.keys...)
-		return do(cmd.Context(), e)
+		return do(e)
 	})
 }
 
@@ -104,70 +107,61 @@ func readKeys(from io.Reader, add func(argument string) error) error {
 	return nil
 }
 
-// each changes keys, some at a time, and prints what became of each. change returns an error for each
-// request. The keys after those of which one failed stay as they are. A signal ends it once those under
-// way are done and told.
-func (e *edit) each(ctx context.Context, done string, change func(requests []ratelimit.Request) []error) error {
-	changed := 0
-	stop, end := stoppable(ctx)
+// each changes some keys at a time. The keys after those of which one failed stay as they are. A signal
+// ends it once those under way are done. change returns how many keys it has changed.
+func (e *edit) each(done string, change func(keys []string) (changed int, err error)) error {
+	stop, end := stoppable(e.cmd.Context())
 	defer end()
-	for some := range slices.Chunk(e.keys, ratelimit.MaxRequests) {
-		if err := stop.Err(); err != nil {
+	changed := 0
+	for some := range slices.Chunk(e.keys, min(ratelimit.MaxRequests, ratelimit.MaxChecks/e.shards)) {
+		n, err := 0, stop.Err()
+		if err == nil {
+			n, err = change(some)
+		}
+		if changed += n; err != nil && len(e.keys) > 1 {
 			return fmt.Errorf("%d of %d keys are %s: %w", changed, len(e.keys), done, err)
-		}
-		requests, states := make([]ratelimit.Request, len(some)), make([]ratelimit.Result, len(some))
-		for i, key := range some {
-			requests[i] = e.of(key)
-		}
-		errs := change(requests)
-		unread := cmp.Or(together(len(some), func(i int) (err error) {
-			if errs[i] == nil {
-				states[i], err = e.now(ctx, some[i])
-			}
-			return err
-		})...)
-		for i, key := range some {
-			if errs[i] != nil {
-				continue
-			}
-			changed++
-			if unread != nil {
-				continue
-			}
-			if err := e.done(done, key, &states[i]); err != nil {
-				return err
-			}
-		}
-		failed := cmp.Or(errs...)
-		if failed != nil && len(e.keys) > 1 {
-			failed = fmt.Errorf("%d of %d keys are %s: %w", changed, len(e.keys), done, failed)
-		}
-		if unread != nil {
-			unread = fmt.Errorf("%s is done; reading it again failed: %w", done, unread)
-		}
-		if err := cmp.Or(failed, unread); err != nil {
+		} else if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// eachAlone is each by a verb that changes one key, of several keys at once.
-func (e *edit) eachAlone(ctx context.Context, done string, change func(r ratelimit.Request) error) error {
-	return e.each(ctx, done, func(requests []ratelimit.Request) []error {
-		return together(len(requests), func(i int) error { return change(requests[i]) })
-	})
+// A keyEdit changes one key by itself. It asks by a verb, and tells what is done.
+type keyEdit struct {
+	verb, done string
+	count      float64
+	change     func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) error
 }
 
-// together runs do n times at once, and returns the errors.
-func together(n int, do func(i int) error) []error {
-	errs := make([]error, n)
+// make makes an edit of some keys at once, and prints what became of each.
+func (by *keyEdit) make(e *edit, keys []string) (changed int, err error) {
+	ctx := e.cmd.Context()
+	requests, errs := make([]ratelimit.Request, len(keys)), make([]error, len(keys))
 	var all sync.WaitGroup
-	for i := range n {
-		all.Go(func() { errs[i] = do(i) })
+	for i, key := range keys {
+		requests[i] = e.of(key)
+		all.Go(func() {
+			r := requests[i]
+			r.Count = by.count
+			errs[i] = by.change(ctx, e.desk.Store, r)
+		})
 	}
 	all.Wait()
-	return errs
+	states, unread := e.desk.Store.CheckEach(ctx, requests...)
+	if unread != nil {
+		unread = fmt.Errorf("%s is done; reading it again failed: %w", by.done, unread)
+	}
+	for i, key := range keys {
+		if errs[i] != nil {
+			continue
+		}
+		changed++
+		if unread == nil {
+			unread = e.done(by.done, key, &states[i])
+		}
+	}
+	return changed, cmp.Or(cmp.Or(errs...), unread)
 }
 
 // note warns of keys that look otherwise than those by which the limit is called: nobody is kept from
@@ -188,26 +182,25 @@ func (o *options) note(cmd *cobra.Command, d *inspect.Inspector, name string, ke
 	}
 }
 
-// of is a request by the definition for a key.
-func (e *edit) of(key string) ratelimit.Request { return e.desk.Catalog.For(e.limit, key) }
-
-// now returns the state of a key.
-func (e *edit) now(ctx context.Context, key string) (ratelimit.Result, error) {
-	return e.desk.Store.Check(ctx, e.of(key).Limit.ForN(key, 0))
+// of is a request for nothing, by the definition for a key.
+func (e *edit) of(key string) ratelimit.Request {
+	r := e.desk.Catalog.ForN(e.limit, key, 0)
+	r.Mode = 0
+	return r
 }
 
 // done prints the state of a key after it was changed.
-func (e *edit) done(what, key string, result *ratelimit.Result) error {
+func (e *edit) done(what, key string, now *ratelimit.Status) error {
 	p := e.printer(e.cmd)
 	if p.json {
 		held := e.of(key).Limit.Definition()
-		return p.object(keyJSONOf(inspect.Key{Status: result.Status, Overridden: held != e.limit.Definition()}))
+		return p.object(keyJSONOf(inspect.Key{Status: *now, Overridden: held != e.limit.Definition()}))
 	}
 	paused := ""
-	if !result.PausedUntil.IsZero() {
-		paused = ", paused until " + inspect.Instant(result.PausedUntil)
+	if !now.PausedUntil.IsZero() {
+		paused = ", paused until " + inspect.Instant(now.PausedUntil)
 	}
-	p.say("%s %s: %s of %s left%s", what, p.key(key), visible.Amount(result.Value), visible.Amount(result.Capacity), paused)
+	p.say("%s %s: %s of %s left%s", what, p.key(key), visible.Amount(now.Value), visible.Amount(now.Capacity), paused)
 	return nil
 }
 
@@ -222,10 +215,10 @@ func (e *edit) describe() string {
 
 // confirmedFor is confirmed for a verb that changes keys: of a single one it says how many tokens it
 // has.
-func (e *edit) confirmedFor(ctx context.Context, verb string) (bool, error) {
+func (e *edit) confirmedFor(verb string) (bool, error) {
 	what := verb + " " + e.describe()
 	if len(e.keys) == 1 {
-		now, err := e.now(ctx, e.keys[0])
+		now, err := e.desk.Store.Check(e.cmd.Context(), e.of(e.keys[0]))
 		if err != nil {
 			return false, err
 		}
@@ -240,7 +233,7 @@ them; with --yes, since nobody can answer then.`
 
 // onKeys makes a command that changes keys of a limit. The edit is read from the last argument, or, if
 // the keys are the last, from "".
-func (o *options) onKeys(c *cobra.Command, last bool, read func(argument string) (func(ctx context.Context, e *edit) error, error)) *cobra.Command {
+func (o *options) onKeys(c *cobra.Command, last bool, read func(argument string) (keyEdit, error)) *cobra.Command {
 	c.GroupID, c.Long, c.Args = operating, c.Long+fromInput, cobra.MinimumNArgs(2)
 	if last {
 		c.Args = cobra.MinimumNArgs(3)
@@ -250,26 +243,18 @@ func (o *options) onKeys(c *cobra.Command, last bool, read func(argument string)
 		if last {
 			keys, argument = args[1:len(args)-1], args[len(args)-1]
 		}
-		do, err := read(argument)
+		by, err := read(argument)
 		if err != nil {
 			return err
 		}
-		return o.edit(cmd, args[0], keys, do)
-	}
-	return o.losing(o.onLimits(c))
-}
-
-// alone reads an edit without an argument, of each key by itself. It asks by a verb, and tells what is
-// done.
-func alone(verb, done string, change func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) error) func(string) (func(context.Context, *edit) error, error) {
-	return func(string) (func(context.Context, *edit) error, error) {
-		return func(ctx context.Context, e *edit) error {
-			if ok, err := e.confirmedFor(ctx, verb); !ok {
+		return o.edit(cmd, args[0], keys, by.count, func(e *edit) error {
+			if ok, err := e.confirmedFor(by.verb); !ok {
 				return err
 			}
-			return e.eachAlone(ctx, done, func(r ratelimit.Request) error { return change(ctx, e.desk.Store, r) })
-		}, nil
+			return e.each(by.done, func(some []string) (int, error) { return by.make(e, some) })
+		})
 	}
+	return o.losing(o.onLimits(c))
 }
 
 func resetCommand(o *options) *cobra.Command {
@@ -278,9 +263,11 @@ func resetCommand(o *options) *cobra.Command {
 		Short:   "Forget what keys have used, so that they are full",
 		Long:    "Forget what keys of a limit have used: they are full again, and their debt and pause are gone.",
 		Example: "  ratelimit reset failed_logins alice --yes\n  ratelimit reset failed_logins - --yes",
-	}, false, alone("reset", "reset", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) error {
-		return s.Reset(ctx, r.Limit, r.Key)
-	}))
+	}, false, func(string) (keyEdit, error) {
+		return keyEdit{"reset", "reset", 0, func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) error {
+			return s.Reset(ctx, r.Limit, r.Key)
+		}}, nil
+	})
 }
 
 func creditCommand(o *options) *cobra.Command {
@@ -289,23 +276,12 @@ func creditCommand(o *options) *cobra.Command {
 		Short:   "Give tokens back to keys",
 		Long:    "Give tokens back to each of the keys of a limit, no more than fit below its capacity.",
 		Example: `  ratelimit credit llm_tokens 'org 7' 5000 --yes`,
-	}, true, func(argument string) (func(context.Context, *edit) error, error) {
+	}, true, func(argument string) (keyEdit, error) {
 		count, err := countOf(argument)
-		return func(ctx context.Context, e *edit) error {
-			for _, key := range e.keys {
-				if err := e.desk.Catalog.ForN(e.limit, key, count).Validate(); err != nil {
-					return err
-				}
-			}
-			if ok, err := e.confirmedFor(ctx, "give "+visible.Amount(count)+" to"); !ok {
-				return err
-			}
-			return e.eachAlone(ctx, "credited", func(r ratelimit.Request) error {
-				r.Count = count
-				_, err := e.desk.Store.Credit(ctx, r)
-				return err
-			})
-		}, err
+		return keyEdit{"give " + visible.Amount(count) + " to", "credited", count, func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) error {
+			_, err := s.Credit(ctx, r)
+			return err
+		}}, err
 	})
 }
 
@@ -317,20 +293,15 @@ func pauseCommand(o *options) *cobra.Command {
 or 2h. What is there is gone. The later of two pauses holds. The key of a limit that is not
 divided by keys is ''.`,
 		Example: `  ratelimit pause call_partner '' 30s --yes`,
-	}, true, func(argument string) (func(context.Context, *edit) error, error) {
+	}, true, func(argument string) (keyEdit, error) {
 		lasts, err := time.ParseDuration(argument)
 		if err != nil {
-			return nil, bad("%w: want a duration such as 30s", err)
+			err = bad("%w: want a duration such as 30s", err)
 		}
-		return func(ctx context.Context, e *edit) error {
-			if ok, err := e.confirmedFor(ctx, fmt.Sprintf("pause for %s", lasts)); !ok {
-				return err
-			}
-			return e.each(ctx, "paused", func(r []ratelimit.Request) []error {
-				_, err := e.desk.Store.PauseEach(ctx, r, lasts)
-				return slices.Repeat([]error{err}, len(r)) // all or none
-			})
-		}, nil
+		return keyEdit{fmt.Sprintf("pause for %s", lasts), "paused", 0, func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) error {
+			_, err := s.Pause(ctx, r.Limit, r.Key, lasts)
+			return err
+		}}, err
 	})
 }
 
@@ -340,9 +311,11 @@ func resumeCommand(o *options) *cobra.Command {
 		Short:   "End a pause before its time",
 		Long:    "End the pauses of keys of a limit before their time.",
 		Example: `  ratelimit resume call_partner '' --yes`,
-	}, false, alone("end the pause of", "resumed", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) error {
-		return s.Resume(ctx, r.Limit, r.Key)
-	}))
+	}, false, func(string) (keyEdit, error) {
+		return keyEdit{"end the pause of", "resumed", 0, func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) error {
+			return s.Resume(ctx, r.Limit, r.Key)
+		}}, nil
+	})
 }
 
 func pruneCommand(o *options) *cobra.Command {
@@ -401,10 +374,7 @@ func (o *options) prune(cmd *cobra.Command, d *inspect.Inspector, history *time.
 	if history != nil {
 		text += fmt.Sprintf("\ndeleted %s of the history", plural(int(changes), "change"))
 	}
-	return o.printer(cmd).tell(struct {
-		Rows    int64 `json:"rows"`
-		Changes int64 `json:"changes"`
-	}{deleted, changes}, "%s", text)
+	return o.printer(cmd).tell(map[string]int64{"rows": deleted, "changes": changes}, "%s", text)
 }
 
 // A counting counts what a store would prune.
@@ -454,9 +424,7 @@ the others exceed the limit by up to its rate: pause the keys for as long as a r
 			case len(from)+len(to) == 0:
 				return bad("say in what the new definition differs by --to, or the old one by --from")
 			}
-			return o.edit(cmd, args[0], args[1:], func(ctx context.Context, e *edit) error {
-				return e.change(ctx, from, to, all)
-			})
+			return o.edit(cmd, args[0], args[1:], 0, func(e *edit) error { return e.change(from, to, all) })
 		},
 	}
 	c.Flags().StringToStringVar(&from, "from", nil, "fields of the definition that the keys have had, such as rate=100,capacity=400")
@@ -465,60 +433,45 @@ the others exceed the limit by up to its rate: pause the keys for as long as a r
 	return o.losing(o.onLimits(c))
 }
 
-func (e *edit) change(ctx context.Context, from, to map[string]string, all bool) error {
-	for _, fields := range []map[string]string{from, to} { // before the first key is changed
-		if _, err := with(e.limit, fields); err != nil {
-			return err
-		}
+func (e *edit) change(from, to map[string]string, all bool) error {
+	was, err := with(e.limit, from) // before the first key is changed
+	if err != nil {
+		return err
 	}
+	is, err := with(e.limit, to)
+	if err != nil {
+		return err
+	}
+	e.shards = max(was.Definition().Shards, is.Definition().Shards)
 	if all {
-		was, _ := with(e.limit, from)
-		for key, err := range e.desk.Keys(ctx, was, ratelimit.Page{}) {
+		for key, err := range e.desk.Keys(e.cmd.Context(), was, ratelimit.Page{}) {
 			if err != nil {
 				return err
 			}
 			e.keys = append(e.keys, key.Request.Key)
 		}
 	}
-	what := "change " + e.describe()
-	for _, side := range []struct {
-		word   string
-		fields map[string]string
-	}{{" from ", from}, {" to ", to}} {
-		if len(side.fields) > 0 {
-			what += side.word + fields(side.fields)
-		}
-	}
+	what := "change " + e.describe() + when(len(from) > 0, " from "+fields(from)) + when(len(to) > 0, " to "+fields(to))
 	if ok, err := e.confirmed(e.cmd, what); !ok {
 		return err
 	}
-	stop, end := stoppable(ctx)
-	defer end()
-	p, changed := e.printer(e.cmd), 0
+	p := e.printer(e.cmd)
 	slices.Sort(e.keys) // the order in which rows are locked
-	for some := range slices.Chunk(e.keys, ratelimit.MaxRequests) {
-		if err := stop.Err(); err != nil {
-			return fmt.Errorf("after %s: %w", plural(changed, "key"), err)
-		}
-		before, after, err := e.changeKeys(ctx, from, to, some)
-		if before != nil {
-			changed += len(some)
-		}
-		if err != nil {
-			return fmt.Errorf("after %s: %w", plural(changed, "key"), err)
-		}
-		for i, key := range some {
-			if !all && !p.json {
-				p.say("changed %s: %s of %s left → %s of %s left", p.key(key), visible.Amount(before[i].Value), visible.Amount(before[i].Capacity), visible.Amount(after[i].Value), visible.Amount(after[i].Capacity))
+	err = e.each("changed", func(some []string) (int, error) {
+		before, after, err := e.changeKeys(from, to, some)
+		for i := range after {
+			if !all {
+				p.say("changed %s: %s of %s left → %s of %s left", p.key(some[i]), visible.Amount(before[i].Value), visible.Amount(before[i].Capacity), visible.Amount(after[i].Value), visible.Amount(after[i].Capacity))
 			}
 		}
-	}
-	if p.json {
-		return p.object(struct {
-			Keys int `json:"keys"`
-		}{len(e.keys)})
-	}
-	if all {
+		return len(before), err
+	})
+	switch {
+	case err != nil:
+		return err
+	case p.json:
+		return p.object(map[string]int{"keys": len(e.keys)})
+	case all:
 		p.say("changed %s", plural(len(e.keys), "key"))
 	}
 	return nil
@@ -526,7 +479,8 @@ func (e *edit) change(ctx context.Context, from, to map[string]string, all bool)
 
 // changeKeys changes keys in one transaction, and returns their statuses before and after it. With an error
 // and statuses before it, the keys are changed.
-func (e *edit) changeKeys(ctx context.Context, from, to map[string]string, keys []string) (before, after []ratelimit.Status, err error) {
+func (e *edit) changeKeys(from, to map[string]string, keys []string) (before, after []ratelimit.Status, err error) {
+	ctx := e.cmd.Context()
 	changes := make([]ratelimit.Replacement, len(keys))
 	asked, rows := make([]ratelimit.Request, len(keys)), make([]ratelimit.Request, len(keys)) // rows may be locked
 	for i, key := range keys {
@@ -658,10 +612,7 @@ func (o *options) forget(cmd *cobra.Command, d *inspect.Inspector, name string, 
 	if fromCatalog {
 		text += fmt.Sprintf("\ndeleted %s of the catalog", plural(int(definitions), "row"))
 	}
-	return o.printer(cmd).tell(struct {
-		Rows        int64 `json:"rows"`
-		Definitions int64 `json:"definitions"`
-	}{rows, definitions}, "%s", text)
+	return o.printer(cmd).tell(map[string]int64{"rows": rows, "definitions": definitions}, "%s", text)
 }
 
 func eraseCommand(o *options) *cobra.Command {

@@ -40,6 +40,10 @@ type permitJSON struct {
 	Until  string `json:"until"`
 }
 
+func permitJSONOf(p ratelimit.Permit) permitJSON {
+	return permitJSON{p.InFlight.Name, p.Key, p.Number, p.Fence, instant(p.Until)}
+}
+
 func inflightLs(o *options) *cobra.Command {
 	var f pageFlags
 	c := &cobra.Command{
@@ -94,7 +98,7 @@ func listPermits(cmd *cobra.Command, p *printer, d *inspect.Inspector, name stri
 			return err
 		}
 		for _, s := range permits {
-			err := t.row(permitJSON{name, key, s.Number, s.Fence, instant(s.Until)}, fmt.Sprint(s.Number), fmt.Sprint(s.Fence), inspect.Instant(s.Until), p.key(key))
+			err := t.row(permitJSONOf(s), fmt.Sprint(s.Number), fmt.Sprint(s.Fence), inspect.Instant(s.Until), p.key(key))
 			if err != nil {
 				return err
 			}

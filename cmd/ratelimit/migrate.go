@@ -1,12 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
@@ -75,13 +75,10 @@ func migrateCommand(o *options) *cobra.Command {
 			if f.action == "print" {
 				return m.print(f)
 			}
-			pool, err := connect(cmd.Context(), o.databaseURL)
-			if err != nil {
-				return err
-			}
-			defer pool.Close()
-			m.pool = pool
-			return migrateActions[f.action](m)
+			return o.onPool(cmd, func(pool *pgxpool.Pool) error {
+				m.pool = pool
+				return migrateActions[f.action](m)
+			})
 		},
 	}
 	c.Flags().StringVar(&f.set, "set", "", "another set of migrations than that of the limits: "+setNames()+"; apply it after that one")
@@ -155,15 +152,7 @@ func (m *migrating) up() error {
 	count := 0
 	for _, set := range m.sets {
 		applied, err := migrate.Up(ctx, m.pool, m.config(set))
-		for _, a := range applied {
-			m.say("applied %s", a.Name)
-		}
-		if m.printer.json {
-			if err := m.migrations(applied); err != nil {
-				return err
-			}
-		}
-		if err != nil {
+		if err := cmp.Or(m.done("applied", applied...), err); err != nil {
 			return err
 		}
 		count += len(applied)
@@ -212,10 +201,16 @@ func (m *migrating) down() error {
 		m.say("nothing to take back") // by now
 		return nil
 	}
-	if m.printer.json {
-		return m.migrations([]migrate.Migration{*undone})
+	return m.done("took back", *undone)
+}
+
+// done prints migrations that were applied or taken back.
+func (m *migrating) done(what string, all ...migrate.Migration) error {
+	for _, a := range all {
+		if err := m.tell(migrationJSON(a), "%s %s", what, a.Name); err != nil {
+			return err
+		}
 	}
-	m.say("took back %s", undone.Name)
 	return nil
 }
 
@@ -249,39 +244,28 @@ func upCommand(set migrations.Set, schema string) string {
 
 // show prints the migrations of a set.
 func (m *migrating) show(set migrations.Set, all []migrate.Migration) error {
-	if m.printer.json {
-		return m.migrations(all)
-	}
 	if set != "" && len(m.sets) > 1 {
 		m.say("\nset %s", set)
 	}
-	table := tabwriter.NewWriter(m.out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(table, "VERSION\tAPPLIED\tMIGRATION")
+	t := m.table("VERSION", "APPLIED", "MIGRATION")
 	for _, a := range all {
-		fmt.Fprintf(table, "%d\t%s\t%s\n", a.Version, yesNo(a.Applied), a.Name)
+		if err := t.row(migrationJSON(a), fmt.Sprint(a.Version), yesNo(a.Applied), a.Name); err != nil {
+			return err
+		}
 	}
-	if err := table.Flush(); err != nil {
+	if err := t.end(); err != nil {
 		return err
 	}
 	m.tellUntracked(set, all)
 	return nil
 }
 
-// migrations writes migrations as JSON.
-func (p *printer) migrations(all []migrate.Migration) error {
-	for _, m := range all {
-		err := p.object(struct {
-			Version   int64  `json:"version"`
-			Name      string `json:"name"`
-			Applied   bool   `json:"applied"`
-			Untracked bool   `json:"untracked,omitempty"` // another tool made it
-			Newer     bool   `json:"newer,omitempty"`     // a newer program made it
-		}{int64(m.Version), m.Name, m.Applied, m.Untracked, m.Newer})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+type migrationJSON struct {
+	Version   int64  `json:"version"`
+	Name      string `json:"name"`
+	Applied   bool   `json:"applied"`
+	Untracked bool   `json:"untracked,omitempty"` // another tool made it
+	Newer     bool   `json:"newer,omitempty"`     // a newer program made it
 }
 
 // tellUntracked says that another tool made the table, if it did.

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,62 +16,57 @@ import (
 	"github.com/pgratelimit/ratelimit/migrations"
 )
 
-// A step of a schema's life: a verb and what it prints.
-type step struct {
-	verb, want string
+var tableSteps = []string{"00001_rate_limits.sql", "00002_pauses.sql", "00003_sliding_windows.sql", "00004_escrow.sql"}
+
+const heading = "VERSION  APPLIED  MIGRATION\n"
+
+// status is what status prints if the first so many steps of the table are applied.
+func status(applied int) string {
+	text := heading
+	for i, step := range tableSteps {
+		is := "no "
+		if i < applied {
+			is = "yes"
+		}
+		text += fmt.Sprintf("%d        %s      %s\n", i+1, is, step)
+	}
+	return text
 }
 
-const (
-	heading   = "VERSION   APPLIED   MIGRATION\n"
-	noLimits  = "1         no        00001_rate_limits.sql\n"
-	limits    = "1         yes       00001_rate_limits.sql\n"
-	noPauses  = "2         no        00002_pauses.sql\n"
-	pauses    = "2         yes       00002_pauses.sql\n"
-	upLimits  = "applied 00001_rate_limits.sql\n"
-	noSlots   = "3         no        00003_sliding_windows.sql\n"
-	slots     = "3         yes       00003_sliding_windows.sql\n"
-	noEscrow  = "4         no        00004_escrow.sql\n"
-	escrow    = "4         yes       00004_escrow.sql\n"
-	upPauses  = "applied 00002_pauses.sql\n"
-	upSlots   = "applied 00003_sliding_windows.sql\n"
-	upEscrow  = "applied 00004_escrow.sql\n"
-	nothingUp = "nothing to apply\n"
-)
-
-var life = []step{
-	{"status", heading + noLimits + noPauses + noSlots + noEscrow},
-	{"down", "nothing to take back\n"},
-	{"up", upLimits + upPauses + upSlots + upEscrow},
-	{"up", nothingUp},
-	{"status", heading + limits + pauses + slots + escrow},
-	{"down", "took back 00004_escrow.sql\n"},
-	{"down", "took back 00003_sliding_windows.sql\n"},
-	{"down", "took back 00002_pauses.sql\n"},
-	{"status", heading + limits + noPauses + noSlots + noEscrow},
-	{"up", upPauses + upSlots + upEscrow},
-	{"down", "took back 00004_escrow.sql\n"},
-	{"down", "took back 00003_sliding_windows.sql\n"},
-	{"down", "took back 00002_pauses.sql\n"},
-	{"down", "took back 00001_rate_limits.sql\n"},
-	{"status", heading + noLimits + noPauses + noSlots + noEscrow},
+// steps is what is printed of steps of the table, each after a word.
+func steps(word string, some ...string) string {
+	return word + " " + strings.Join(some, "\n"+word+" ") + "\n"
 }
+
+const nothingUp = "nothing to apply\n"
 
 func TestMigrate(t *testing.T) {
 	t.Parallel()
-	db := pgtest.NewEmpty(t)
-	for _, s := range life {
-		args := []string{"migrate", s.verb, "--database-url", db.URL, "--schema", db.Schema}
-		if s.verb == "down" {
+	w := &world{T: t, db: pgtest.NewEmpty(t)}
+	for _, step := range []struct{ verb, want string }{
+		{"status", status(0)},
+		{"down", "nothing to take back\n"},
+		{"up", steps("applied", tableSteps...)},
+		{"up", nothingUp},
+		{"status", status(4)},
+		{"down", "took back 00004_escrow.sql\n"},
+		{"down", "took back 00003_sliding_windows.sql\n"},
+		{"down", "took back 00002_pauses.sql\n"},
+		{"status", status(1)},
+		{"up", steps("applied", tableSteps[1:]...)},
+	} {
+		args := []string{"migrate", step.verb}
+		if step.verb == "down" {
 			args = append(args, "--yes")
 		}
-		o := execute(t, "", args...)
-		status, words := exitOK, ""
-		if s.verb == "status" && strings.Contains(s.want, " no ") {
-			status, words = exitFailed, " not applied: ratelimit migrate up"
+		o := w.program(args...)
+		if step.verb == "status" && step.want != status(4) {
+			o.wantStatus(t, exitFailed, " not applied: ratelimit migrate up")
+		} else {
+			o.wantStatus(t, exitOK)
 		}
-		o.wantStatus(t, status, words)
-		if o.stdout != s.want {
-			t.Errorf("%s printed:\n%s\nwant:\n%s", s.verb, o.stdout, s.want)
+		if o.stdout != step.want {
+			t.Errorf("%s printed:\n%s\nwant:\n%s", step.verb, o.stdout, step.want)
 		}
 	}
 }
@@ -78,38 +75,20 @@ func TestMigrate(t *testing.T) {
 func TestMigrationOfANewerProgram(t *testing.T) {
 	t.Parallel()
 	db := pgtest.NewEmpty(t)
-	run := func(args ...string) outcome {
-		return execute(t, "", append(args, "--database-url", db.URL, "--schema", db.Schema)...)
-	}
+	run := (&world{T: t, db: db}).program
 	run("migrate", "up").ok(t)
-	if _, err := db.Pool.Exec(t.Context(), "INSERT INTO "+db.Schema+"."+migrations.VersionTable+" (version_id, is_applied) VALUES (99, true)"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(db.Pool.Exec(t.Context(), "INSERT INTO "+db.Schema+"."+migrations.VersionTable+" (version_id, is_applied) VALUES (99, true)")))
 	wantIn(t, run("migrate", "status").ok(t), "version 99 of a newer program")
 	wantIn(t, run("doctor").ok(t), "there is version 99 of a newer program")
 	run("migrate", "down", "--yes").wantStatus(t, exitFailed, "a newer program applied version 99")
 }
 
-func TestMigrateFindsTheDatabaseInTheEnvironment(t *testing.T) {
-	db := pgtest.NewEmpty(t)
-	t.Setenv("DATABASE_URL", db.URL)
-	execute(t, "", "migrate", "--schema", db.Schema, "up").wantStatus(t, exitOK)
-	var rows int
-	if err := db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM "+db.Schema+".rate_limits").Scan(&rows); err != nil {
-		t.Errorf("the table is not in the schema: %v", err)
-	}
-}
-
 func TestMigratePrint(t *testing.T) {
 	t.Setenv("DATABASE_URL", "") // print needs none
 	added, err := migrations.UpSQLFrom(3)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	takeBack, err := migrations.DownSQLFrom(3)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if !strings.HasSuffix(takeBack, "ALTER TABLE rate_limits DROP COLUMN slots;\n") {
 		t.Errorf("down from version 3 ends with\n%s", takeBack)
 	}
@@ -140,23 +119,17 @@ func TestMigrateFindsAnotherToolsTable(t *testing.T) {
 	t.Parallel()
 	db := pgtest.NewEmpty(t)
 	conn, err := db.Pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Release()
-	run := func(args ...string) outcome {
-		return execute(t, "", append(args, "--database-url", db.URL, "--schema", db.Schema)...)
-	}
+	run := (&world{T: t, db: db}).program
 	apply := func(sql string) {
 		t.Helper()
-		if _, err := conn.Exec(t.Context(), "SET search_path TO "+db.Schema+"; "+sql); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(conn.Exec(t.Context(), "SET search_path TO "+db.Schema+"; "+sql)))
 	}
 	added := execute(t, "", "migrate", "print", "--from", "3").stdout
 	apply(strings.TrimSuffix(migrations.UpSQL(), added))
 	const another = "another tool made the table: there is no rate_limits_version\n"
-	if o := run("migrate", "status"); o.stdout != heading+limits+pauses+noSlots+noEscrow+another {
+	if o := run("migrate", "status"); o.stdout != status(2)+another {
 		t.Errorf("status printed:\n%s%s", o.stdout, o.stderr)
 	}
 	run("migrate", "up").wantStatus(t, exitFailed, "lacks 00003_sliding_windows.sql, 00004_escrow.sql", "ratelimit migrate print --from 3")
@@ -203,24 +176,12 @@ func TestNoErrorShowsAPassword(t *testing.T) {
 func TestMigrateSet(t *testing.T) {
 	t.Parallel()
 	db := pgtest.NewEmpty(t)
-	run := func(args ...string) outcome {
-		return execute(t, "", append(args, "--database-url", db.URL, "--schema", db.Schema)...)
-	}
+	run := (&world{T: t, db: db}).program
 	run("migrate", "up").wantStatus(t, exitOK)
-	o := run("migrate", "up", "--set", "catalog")
-	o.wantStatus(t, exitOK)
-	if !strings.HasPrefix(o.stdout, "applied 00001_definitions.sql\n") {
-		t.Errorf("printed %q", o.stdout)
-	}
-	o = run("migrate", "status", "--set", "catalog")
-	o.wantStatus(t, exitOK)
-	if !strings.HasPrefix(o.stdout, heading+"1         yes       00001_definitions.sql\n") {
-		t.Errorf("printed %q", o.stdout)
-	}
-	o = execute(t, "", "migrate", "print", "--set", "catalog", "--down")
-	o.wantStatus(t, exitOK)
-	if o.stdout != migrations.Catalog.DownSQL() {
-		t.Errorf("printed %q", o.stdout)
+	wantIn(t, run("migrate", "up", "--set", "catalog").ok(t), "applied 00001_definitions.sql\n")
+	wantIn(t, run("migrate", "status", "--set", "catalog").ok(t), heading+"1        yes      00001_definitions.sql\n")
+	if sql := execute(t, "", "migrate", "print", "--set", "catalog", "--down").ok(t); sql != migrations.Catalog.DownSQL() {
+		t.Errorf("printed %q", sql)
 	}
 	run("migrate", "up", "--set", "none").wantStatus(t, exitBad, `--set "none"`, "catalog, functions, refusals, river")
 	run("migrate", "status", "--set", "functions").wantStatus(t, exitFailed, "1 migration not applied: ratelimit migrate up --set functions --schema "+db.Schema)
@@ -242,21 +203,17 @@ func TestMigrateSet(t *testing.T) {
 func TestMigrateAll(t *testing.T) {
 	t.Parallel()
 	db := pgtest.NewEmpty(t)
-	run := func(args ...string) outcome {
-		return execute(t, "", append(args, "--database-url", db.URL, "--schema", db.Schema)...)
-	}
+	run := (&world{T: t, db: db}).program
 	run("migrate", "status", "--all").wantStatus(t, exitFailed, "9 migrations not applied: ratelimit migrate up --schema "+db.Schema+" --all")
-	o := run("migrate", "up", "--all")
-	o.wantStatus(t, exitOK)
-	if want := upLimits + upPauses + upSlots + upEscrow + "applied 00001_definitions.sql\napplied 00002_views.sql\napplied 00001_functions.sql\napplied 00001_refusals.sql\napplied 00001_parked.sql\n"; o.stdout != want {
-		t.Errorf("printed %q, want %q", o.stdout, want)
+	all := slices.Concat(tableSteps, []string{"00001_definitions.sql", "00002_views.sql", "00001_functions.sql", "00001_refusals.sql", "00001_parked.sql"})
+	for _, want := range []string{steps("applied", all...), nothingUp} {
+		if got := run("migrate", "up", "--all").ok(t); got != want {
+			t.Errorf("printed %q, want %q", got, want)
+		}
 	}
-	if o := run("migrate", "up", "--all"); o.status != exitOK || o.stdout != nothingUp {
-		t.Errorf("printed %q%q", o.stdout, o.stderr)
-	}
-	o = run("migrate", "status", "--all")
+	o := run("migrate", "status", "--all")
 	o.wantStatus(t, exitOK)
-	if want := heading + limits + pauses + slots + escrow + "\nset catalog\n" + heading; !strings.HasPrefix(o.stdout, want) || !strings.HasSuffix(o.stdout, "1         yes       00001_parked.sql\n") {
+	if want := status(4) + "\nset catalog\n" + heading; !strings.HasPrefix(o.stdout, want) || !strings.HasSuffix(o.stdout, "1        yes      00001_parked.sql\n") {
 		t.Errorf("printed %q, want it to begin with %q", o.stdout, want)
 	}
 	o = execute(t, "", "migrate", "print", "--all")
@@ -280,9 +237,7 @@ func TestMigrateThatIsStoppedSaysWhy(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	db := pgtest.NewEmpty(t)
-	run := func(args ...string) outcome {
-		return execute(t, "", append(args, "--database-url", db.URL, "--schema", db.Schema)...)
-	}
+	run := (&world{T: t, db: db}).program
 	run("migrate", "up").wantStatus(t, exitOK)
 	run("migrate", "down", "--yes").wantStatus(t, exitOK)
 	tx, err := db.Pool.Begin(ctx)
@@ -303,12 +258,8 @@ func TestMigrateThatIsStoppedSaysWhy(t *testing.T) {
 		err = db.Pool.QueryRow(ctx, "SELECT coalesce(max(waitstart)::text, '') FROM pg_locks WHERE NOT granted AND relation = $1::text::regclass", db.Schema+".rate_limits").Scan(&since)
 		waits[since] = true
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, cmd.Process.Signal(os.Interrupt))
 	if exit, stopped := errors.AsType[*exec.ExitError](cmd.Wait()); !stopped || exit.ExitCode() != exitFailed {
 		t.Errorf("got exit %v, want status %d", exit, exitFailed)
 	}

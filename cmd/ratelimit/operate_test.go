@@ -34,19 +34,40 @@ var (
 	monthly = ratelimit.FixedWindow{Name: "monthly", Rate: 1000, Every: ratelimit.Month, Zone: "Europe/Berlin"}
 )
 
+// worldOf makes a store on a database.
+func worldOf(t *testing.T, db *pgtest.DB) *world {
+	t.Helper()
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
+	must(t, err)
+	return &world{T: t, db: db, store: store}
+}
+
 // newWorld makes a database in which limits are published.
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{T: t, db: pgtest.New(t, pgtest.With(migrations.Catalog))}
+	w := worldOf(t, pgtest.New(t, pgtest.With(migrations.Catalog)))
 	var err error
-	if w.store, err = pgstore.New(w.db.Pool, &pgstore.Config{Schema: w.db.Schema}); err != nil {
-		t.Fatal(err)
-	}
-	if w.catalog, err = catalog.New(w.db.Pool, &catalog.Config{Schema: w.db.Schema, Logger: silent}); err != nil {
-		t.Fatal(err)
-	}
+	w.catalog, err = catalog.New(w.db.Pool, &catalog.Config{Schema: w.db.Schema, Logger: silent})
+	w.must(err)
 	w.must(w.catalog.Publish(t.Context(), api, sharded, monthly))
 	return w
+}
+
+// exec runs statements in the world's schema.
+func (w *world) exec(sql string) {
+	w.Helper()
+	_, err := w.db.Pool.Exec(w.Context(), "BEGIN; SET LOCAL search_path = "+w.db.Schema+"; "+sql+"; COMMIT", pgx.QueryExecModeSimpleProtocol)
+	w.must(err)
+}
+
+// acquire takes permits, which must be free.
+func (w *world) acquire(of ratelimit.PermitRequest) ratelimit.Permit {
+	w.Helper()
+	permit, err := w.store.Permits().Acquire(w.Context(), of)
+	if err != nil || !permit.OK {
+		w.Fatal(permit, err)
+	}
+	return permit
 }
 
 func (w *world) must(err error) {
@@ -119,9 +140,8 @@ func TestLs(t *testing.T) {
 	w.take(api, "eu/alice", 5)
 	w.take(api, "eu/bob", 19.5)
 	w.take(api, "us/carol", 1)
-	_, err := w.db.Pool.Exec(t.Context(), `INSERT INTO `+w.db.Schema+`.rate_limits VALUES ('gone', '', 0, 1, now());
-INSERT INTO `+w.db.Schema+`.rate_limits SELECT 'api', key, 0, 20, now() FROM unnest(ARRAY['eu/a full one', 'eu/z']) AS key`)
-	w.must(err)
+	w.exec(`INSERT INTO rate_limits VALUES ('gone', '', 0, 1, now());
+INSERT INTO rate_limits SELECT 'api', key, 0, 20, now() FROM unnest(ARRAY['eu/a full one', 'eu/z']) AS key`)
 	w.take(sharded, "x", 1)
 	w.edited(w.catalog.Set(t.Context(), "api", "us/carol", catalog.Override{Capacity: 40}))
 
@@ -165,18 +185,8 @@ INSERT INTO `+w.db.Schema+`.rate_limits SELECT 'api', key, 0, 20, now() FROM unn
 func TestLsOfManyOverrides(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	for _, sql := range []string{
-		`INSERT INTO rate_limits SELECT 'api', 'k' || i, 0, 1, clock_timestamp() FROM generate_series(1, 2500) AS i`,
-		`INSERT INTO rate_limit_definitions (name, key, capacity) SELECT 'api', 'k' || i, 100 + i FROM generate_series(1, 2500) AS i`,
-	} {
-		w.must(pgx.BeginFunc(t.Context(), w.db.Pool, func(tx pgx.Tx) error {
-			_, err := tx.Exec(t.Context(), "SET LOCAL search_path = "+w.db.Schema)
-			if err == nil {
-				_, err = tx.Exec(t.Context(), sql)
-			}
-			return err
-		}))
-	}
+	w.exec(`INSERT INTO rate_limits SELECT 'api', 'k' || i, 0, 1, clock_timestamp() FROM generate_series(1, 2500) AS i;
+INSERT INTO rate_limit_definitions (name, key, capacity) SELECT 'api', 'k' || i, 100 + i FROM generate_series(1, 2500) AS i`)
 	listed := objects[keyJSON](t, w.program("ls", "api", "--most", "0", "--json").ok(t))
 	if len(listed) != 2500 {
 		t.Errorf("got %d keys, want 2500", len(listed))
@@ -252,18 +262,12 @@ func TestKeysOfAnotherShape(t *testing.T) {
 	w.take(api, "1:198.51.100.7/32", 1)
 	hash := strings.Repeat("A", 43)
 	w.take(sharded, hash, 1)
-	if permit, err := w.store.Permits().Acquire(t.Context(), exports.For("198.51.100.7/32")); err != nil || !permit.OK {
-		t.Fatal(permit, err)
-	}
+	w.acquire(exports.For("198.51.100.7/32"))
 	for _, test := range []struct{ limit, key, write string }{
 		{"api", "192.0.2.1", "1:192.0.2.1/32"},
-		{"api", "192.0.2.1/32", "1:192.0.2.1/32"},
-		{"api", "alice", "0:alice"},
 		{"api", "1:192.0.2.1", ""},
 		{"api", "1:192.0.2.1/32", "none"},
-		{"api", "0:alice", "none"},
 		{"sharded", "sk_live", "W_Uo7EB4atmMR4KMRborfzM80uV81E951YjKuZ3erBw"},
-		{"sharded", strings.Repeat("B", 43), "none"},
 		{"monthly", "192.0.2.1", "none"},
 		{"exports", "192.0.2.1", "192.0.2.1/32"},
 		{"exports", "198.51.100.7/32", "none"},
@@ -310,9 +314,9 @@ func TestShowNamesTheHolder(t *testing.T) {
 	w.must(tx.QueryRow(t.Context(), "SELECT pg_backend_pid()").Scan(&pid))
 	held := 0
 	for _, row := range objects[storyJSON](t, w.program("show", "sharded", "k", "--json").ok(t))[0].Rows {
-		if row.LockedBy != 0 {
+		if row.Holder != nil {
 			held++
-			if row.LockedBy != pid || row.State != "idle in transaction" || row.Since == "" {
+			if row.PID != pid || row.State != "idle in transaction" || row.Since.IsZero() {
 				t.Errorf("got %+v, want process %d", row, pid)
 			}
 		}
@@ -456,21 +460,17 @@ func TestKeyThatFailsAmongOthers(t *testing.T) {
 func TestPrune(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	_, err := w.db.Pool.Exec(t.Context(), `INSERT INTO `+w.db.Schema+`.rate_limits
+	w.exec(`INSERT INTO rate_limits
 SELECT 'api', key, 0, 25, clock_timestamp() - interval '1 hour' FROM unnest(ARRAY['full', 'larger']) AS key`)
-	w.must(err)
 	w.edited(w.catalog.Set(t.Context(), "api", "larger", catalog.Override{Capacity: 1000, Rate: 1, Switch: catalog.Off}))
 	w.take(api, "used", 5)
 	wantIn(t, w.program("prune").ok(t), "deleted 1 row") // that of the override is far from full by it
 	w.must(errOf(w.catalog.Unset(t.Context(), "api", "larger")))
 	exports := ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Hour}
 	w.must(w.catalog.PublishInFlight(t.Context(), exports))
-	if permit, err := w.store.Permits().Acquire(t.Context(), exports.For("held")); err != nil || !permit.OK {
-		t.Fatal(permit, err)
-	}
-	_, err = w.db.Pool.Exec(t.Context(), `INSERT INTO `+w.db.Schema+`.rate_limits
+	w.acquire(exports.For("held"))
+	w.exec(`INSERT INTO rate_limits
 SELECT 'exports', 'free', n, 1, clock_timestamp() - interval '1 hour' FROM generate_series(0, 1) AS n`)
-	w.must(err)
 	for range 2 { // which deletes nothing
 		wantIn(t, w.program("prune", "--dry-run").stderr, "would delete 3 rows that mean the same as no row\n")
 	}
@@ -654,12 +654,7 @@ func (w *world) as(granted string) (url string) {
 // A database without a catalog is read by definitions from a file.
 func TestDefinitionsFromAFile(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	w := &world{T: t, db: db}
-	var err error
-	if w.store, err = pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema}); err != nil {
-		t.Fatal(err)
-	}
+	w := worldOf(t, pgtest.New(t))
 	w.must(w.store.Take(t.Context(), api.ForN("alice", 5)))
 	wantIn(t, w.program("ls").ok(t), "api: no definition is known")
 	for name, text := range map[string]string{
@@ -699,6 +694,10 @@ func TestMalformedDefinitions(t *testing.T) {
 			// No database is asked.
 			execute(t, "", "ls", "--database-url", "postgres://127.0.0.1:1/none", "--definitions", file).wantStatus(t, exitBad, file+":4: ", test.want)
 		})
+	}
+	for text, want := range map[string]string{"[" + bucket + "]" + bucket: "unexpected text", bucket + "}": "unexpected text", "[": "the array does not end"} {
+		file := writeFile(t, text)
+		execute(t, "", "ls", "--database-url", "postgres://127.0.0.1:1/none", "--definitions", file).wantStatus(t, exitBad, file+": "+want)
 	}
 	open := writeFile(t, "[\n"+strings.TrimSpace(bucket))
 	execute(t, "", "ls", "--database-url", "postgres://127.0.0.1:1/none", "--definitions", open).wantStatus(t, exitBad, open+": the array does not end")

@@ -114,41 +114,54 @@ func (o *options) confirmed(cmd *cobra.Command, what string) (bool, error) {
 // silent discards the catalog's logs: the command prints its errors itself.
 var silent = slog.New(slog.DiscardHandler)
 
-// desk opens the database and reads the definitions.
-func (o *options) desk(ctx context.Context) (*inspect.Inspector, error) {
-	var fromFile *catalog.Catalog
-	if o.definitions != "" {
-		var err error
-		if fromFile, err = readCatalog(ctx, o.definitions); err != nil {
-			return nil, err
-		}
-	}
-	pool, err := connect(ctx, o.databaseURL)
-	if err != nil {
-		return nil, err
-	}
-	d := &inspect.Inspector{Pool: pool, Schema: o.schema, Catalog: fromFile}
-	if d.Store, err = o.store(ctx, pool); err == nil {
-		err = d.Store.Ready(ctx)
-	}
-	if err == nil && fromFile == nil {
-		d.Catalog, err = openCatalog(ctx, pool, o.schema, d.Store)
-	}
-	if err != nil {
-		pool.Close()
-		return nil, err
-	}
-	return d, nil
-}
-
 // onDesk runs do with the database and its definitions.
 func (o *options) onDesk(cmd *cobra.Command, do func(d *inspect.Inspector) error) error {
-	d, err := o.desk(cmd.Context())
-	if err != nil {
-		return err
+	var fromFile *catalog.Catalog
+	if o.definitions != "" {
+		f, err := readDefinitions(cmd.InOrStdin(), o.definitions)
+		if err != nil {
+			return err
+		}
+		if fromFile, err = f.catalog(cmd.Context()); err != nil {
+			return err
+		}
 	}
-	defer d.Pool.Close()
-	return asBad(do(d))
+	return o.onStore(cmd, func(d *inspect.Inspector) error {
+		err := d.Store.Ready(cmd.Context())
+		if d.Catalog = fromFile; err == nil && fromFile == nil {
+			err = openCatalog(cmd.Context(), d)
+		}
+		if err != nil {
+			return err
+		}
+		return do(d)
+	})
+}
+
+// onCatalog runs do with the catalog in the database, which has been read.
+func (o *options) onCatalog(cmd *cobra.Command, do func(d *inspect.Inspector) error) error {
+	o.sayWho(cmd)
+	return o.onStore(cmd, func(d *inspect.Inspector) error {
+		if err := readCatalog(cmd.Context(), d); err != nil {
+			return err
+		}
+		return do(d)
+	})
+}
+
+// onStore runs do with a Store that sends the statements that the table needs.
+func (o *options) onStore(cmd *cobra.Command, do func(d *inspect.Inspector) error) error {
+	return o.onPool(cmd, func(pool *pgxpool.Pool) error {
+		d := &inspect.Inspector{Pool: pool, Schema: o.schema}
+		portable, err := d.Distributed(cmd.Context())
+		if err != nil {
+			return err
+		}
+		if d.Store, err = pgstore.New(pool, &pgstore.Config{Schema: o.schema, Portable: portable}); err != nil {
+			return err
+		}
+		return do(d)
+	})
 }
 
 // onPool runs do with connections to the database.
@@ -161,29 +174,23 @@ func (o *options) onPool(cmd *cobra.Command, do func(pool *pgxpool.Pool) error) 
 	return asBad(do(pool))
 }
 
-// store returns a Store on the database, with the statements that the table needs.
-func (o *options) store(ctx context.Context, pool *pgxpool.Pool) (*pgstore.Store, error) {
-	portable, err := (&inspect.Inspector{Pool: pool, Schema: o.schema}).Distributed(ctx)
+// readCatalog reads the catalog in the database.
+func readCatalog(ctx context.Context, d *inspect.Inspector) (err error) {
+	d.Catalog, err = catalog.New(d.Pool, &catalog.Config{Schema: d.Schema, Store: d.Store, Logger: silent})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return pgstore.New(pool, &pgstore.Config{Schema: o.schema, Portable: portable})
+	return d.Catalog.Refresh(ctx)
 }
 
 // openCatalog reads the catalog in the database. Where there is none, it is empty.
-func openCatalog(ctx context.Context, pool *pgxpool.Pool, schema string, store *pgstore.Store) (*catalog.Catalog, error) {
-	c, err := catalog.New(pool, &catalog.Config{Schema: schema, Store: store, Logger: silent})
-	if err == nil {
-		err = c.Refresh(ctx)
-	}
+func openCatalog(ctx context.Context, d *inspect.Inspector) error {
+	err := readCatalog(ctx, d)
 	if !errors.Is(err, catalog.ErrNotMigrated) {
-		return c, err
+		return err
 	}
-	empty, err := catalog.NewInMemory(nil)
-	if err == nil {
-		err = empty.Refresh(ctx)
-	}
-	return empty, err
+	d.Catalog, err = (&definitionsFile{}).catalog(ctx)
+	return err
 }
 
 // limitOf returns the definition of a limit, or an error that says where to get one.

@@ -2,9 +2,9 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -76,8 +76,14 @@ func replayCommand(o *options) *cobra.Command {
 		GroupID: trying,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			f.files = args
-			if err := f.check(); err != nil {
-				return badInput{fmt.Errorf("replay: %w (see \"ratelimit replay --help\")", err)}
+			const see = " (see \"ratelimit replay --help\")"
+			switch {
+			case f.store != "memory" && f.store != "postgres":
+				return bad("--store %q: want memory or postgres"+see, f.store)
+			case f.portable && f.store != "postgres":
+				return bad("--portable is for --store postgres only" + see)
+			case len(f.files) == 0:
+				return bad("no file to replay" + see)
 			}
 			stdin := bufio.NewReader(cmd.InOrStdin())
 			scenarios, err := sniff(stdin, args)
@@ -106,19 +112,6 @@ func replayCommand(o *options) *cobra.Command {
 	return o.listing(c)
 }
 
-// check reports arguments that make no sense.
-func (f *replayFlags) check() error {
-	switch {
-	case f.store != "memory" && f.store != "postgres":
-		return fmt.Errorf("store %q: want memory or postgres", f.store)
-	case f.portable && f.store != "postgres":
-		return errors.New("--portable is for --store postgres only")
-	case len(f.files) == 0:
-		return errors.New("no file to replay")
-	}
-	return nil
-}
-
 func replay(cmd *cobra.Command, stdin io.Reader, flags replayFlags) error {
 	scenarios, err := readScenarios(stdin, flags.files)
 	if err != nil {
@@ -135,25 +128,27 @@ func replay(cmd *cobra.Command, stdin io.Reader, flags replayFlags) error {
 	signal.Ignore(syscall.SIGPIPE)
 	defer signal.Reset(syscall.SIGPIPE)
 
-	b, err := openBackend(ctx, flags)
-	if err != nil {
+	agreed, name := 0, "memory"
+	run := func(stores newStore) (err error) {
+		agreed, err = replayAll(ctx, stores, scenarios, cmd.OutOrStdout(), flags.verify)
 		return err
 	}
-	agreed, err := replayAll(ctx, b, scenarios, cmd.OutOrStdout(), flags.verify)
-	if err := errors.Join(err, b.close()); err != nil {
-		return err
+	if flags.store == "postgres" {
+		name, err = onPostgres(ctx, flags.portable, run)
+	} else {
+		err = run(inMemory)
 	}
-	if flags.verify {
-		fmt.Fprintf(cmd.ErrOrStderr(), "%s in %s agreed, on %s\n", plural(agreed, "call"), plural(len(scenarios), "file"), b)
+	if err == nil && flags.verify {
+		fmt.Fprintf(cmd.ErrOrStderr(), "%s in %s agreed, on %s\n", plural(agreed, "call"), plural(len(scenarios), "file"), name)
 	}
-	return nil
+	return err
 }
 
 func readScenarios(stdin io.Reader, files []string) ([]scenario.Scenario, error) {
 	scenarios := make([]scenario.Scenario, len(files))
 	for i, file := range files {
 		if file == "-" && slices.Contains(files[:i], "-") {
-			return nil, badInput{errors.New("standard input can be replayed once only")}
+			return nil, bad("standard input can be replayed once only")
 		}
 		name, text, err := readFile(stdin, file)
 		if err != nil {
@@ -179,74 +174,42 @@ func readFile(stdin io.Reader, file string) (name string, text []byte, err error
 
 // replayAll replays each scenario on an empty store, prints the answers and,
 // when verify is set, returns how many were as wanted.
-func replayAll(ctx context.Context, b backend, scenarios []scenario.Scenario, out io.Writer, verify bool) (agreed int, err error) {
+func replayAll(ctx context.Context, stores newStore, scenarios []scenario.Scenario, out io.Writer, verify bool) (agreed int, err error) {
 	buffered := bufio.NewWriter(out)
-	r := runner{answers: json.NewEncoder(buffered), verify: verify}
-	r.answers.SetEscapeHTML(false)
+	answers := json.NewEncoder(buffered)
+	answers.SetEscapeHTML(false)
+	var now time.Time
 	for _, s := range scenarios {
-		err = b.withEmpty(ctx, r.clock, func(store ratelimit.Store) error { return r.run(ctx, store, s) })
+		err = stores(ctx, func() time.Time { return now }, func(store ratelimit.Store) error {
+			var taken scenario.Receipts
+			for _, c := range s.Calls {
+				now = c.At
+				got, err := c.Ask(ctx, store, &taken)
+				if err != nil {
+					return fmt.Errorf("%s:%d: %s: %w", s.Name, c.Line, c.Do, err)
+				}
+				if err := answers.Encode(got); err != nil {
+					return fmt.Errorf("print the answer: %w", err)
+				}
+				if !verify || c.Want == nil {
+					continue
+				}
+				if field := c.Want.Differs(got); field != "" {
+					return fmt.Errorf("%s:%d: %s differs\n\twant %s\n\tgot  %s", s.Name, c.Line, field, compact(c.Want), compact(got))
+				}
+				agreed++
+			}
+			return nil
+		})
 		if err != nil {
 			break
 		}
 	}
-	if flushErr := buffered.Flush(); err == nil {
-		err = flushErr
-	}
-	return r.agreed, err
+	return agreed, cmp.Or(err, buffered.Flush())
 }
 
-// runner puts the calls of scenarios to stores that live on its clock.
-type runner struct {
-	now     time.Time
-	answers *json.Encoder
-	verify  bool
-	agreed  int
-}
-
-func (r *runner) clock() time.Time { return r.now }
-
-func (r *runner) run(ctx context.Context, s ratelimit.Store, sc scenario.Scenario) error {
-	var taken scenario.Receipts
-	for _, c := range sc.Calls {
-		r.now = c.At
-		got, err := c.Ask(ctx, s, &taken)
-		if err != nil {
-			return fmt.Errorf("%s:%d: %s: %w", sc.Name, c.Line, c.Do, err)
-		}
-		if err := r.answers.Encode(got); err != nil {
-			return fmt.Errorf("print the answer: %w", err)
-		}
-		if !r.verify || c.Want == nil {
-			continue
-		}
-		if field := c.Want.Differs(got); field != "" {
-			return &difference{sc.Name, c.Line, field, *c.Want, got}
-		}
-		r.agreed++
-	}
-	return nil
-}
-
-// difference is an answer that was not the one wanted.
-type difference struct {
-	file  string
-	line  int
-	field string
-	want  scenario.Want
-	got   scenario.Answer
-}
-
-func (d *difference) Error() string {
-	return fmt.Sprintf("%s:%d: %s differs\n\twant %s\n\tgot  %s",
-		d.file, d.line, d.field, compact(d.want), compact(d.got))
-}
-
-// compact is v as JSON. Answers and wants hold nothing that JSON has no words
-// for.
+// compact is v as JSON. Answers and wants hold nothing that JSON has no words for.
 func compact(v any) string {
-	text, err := json.Marshal(v)
-	if err != nil {
-		return err.Error()
-	}
+	text, _ := json.Marshal(v)
 	return string(text)
 }

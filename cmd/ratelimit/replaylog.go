@@ -197,35 +197,14 @@ func (f *logFlags) draw(ctx context.Context, limits []ratelimit.Limit, trials []
 
 // trialJSON is the outcomes of calls against a limit.
 type trialJSON struct {
-	Definition     ratelimit.Definition `json:"definition"`
-	Calls          int                  `json:"calls"`
-	Granted        int                  `json:"granted"`
-	Refused        int                  `json:"refused"`
-	Never          int                  `json:"never"`
-	RefusedShare   float64              `json:"refusedShare"`
-	Tokens         float64              `json:"tokens"`
-	Keys           int                  `json:"keys"`
-	LongestWait    string               `json:"longestWait"`
-	LongestWaitKey string               `json:"longestWaitKey,omitempty"`
-	Peak           float64              `json:"peak"`
-	Most           []keyTallyJSON       `json:"most,omitempty"`
-}
-
-type keyTallyJSON struct {
-	Key     string `json:"key"`
-	Calls   int    `json:"calls"`
-	Refused int    `json:"refused"`
+	*trial.Tally
+	RefusedShare float64          `json:"refusedShare"`
+	LongestWait  string           `json:"longestWait"`
+	Most         []trial.KeyTally `json:"most,omitempty"`
 }
 
 func trialJSONOf(t *trial.Trial, most int) trialJSON {
-	out := trialJSON{
-		Definition: t.Limit, Calls: t.Calls, Granted: t.Granted, Refused: t.Refused, Never: t.Never, RefusedShare: t.RefusedShare(), Tokens: t.Tokens,
-		Keys: t.Keys, LongestWait: t.LongestWait.String(), LongestWaitKey: t.LongestWaitKey, Peak: t.Peak,
-	}
-	for _, k := range t.Most(most) {
-		out.Most = append(out.Most, keyTallyJSON(k))
-	}
-	return out
+	return trialJSON{&t.Tally, t.RefusedShare(), t.LongestWait.String(), t.Most(most)}
 }
 
 // report prints the outcomes of the calls, and the keys refused most.

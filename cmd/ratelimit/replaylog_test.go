@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/trial"
 )
 
 // accessLog is an access log: bob calls 25 times at once, and alice twice; both once more later.
@@ -43,7 +45,7 @@ func TestReplayOfAnAccessLog(t *testing.T) {
 	if a.Calls != 29 || a.Granted != 24 || a.Refused != 5 || a.Keys != 2 || a.LongestWait != "6s" || a.LongestWaitKey != "10.0.0.2" || a.Peak != 21 {
 		t.Errorf("the bucket: %+v", a)
 	}
-	if len(a.Most) != 2 || a.Most[0] != (keyTallyJSON{"10.0.0.2", 26, 5}) {
+	if len(a.Most) != 2 || a.Most[0] != (trial.KeyTally{Key: "10.0.0.2", Calls: 26, Refused: 5}) {
 		t.Errorf("refused most: %+v", a.Most)
 	}
 	if b.Granted != 29 || b.Refused != 0 {
@@ -177,7 +179,7 @@ func TestSimulate(t *testing.T) {
 		t.Errorf("at a window's edge: %+v", edge)
 	}
 	bought := run("--limit", "60 per 1m", "--capacities", "10,1", "--rate", "0.9", "--for", "1h")
-	if len(bought) != 2 || bought[0].Definition.Capacity != 1 || bought[0].RefusedShare <= bought[1].RefusedShare {
+	if len(bought) != 2 || bought[0].Limit.Capacity != 1 || bought[0].RefusedShare <= bought[1].RefusedShare {
 		t.Errorf("what capacity buys: %+v", bought)
 	}
 	args := []string{"--limit", "10 per 1m", "--herd", "100", "--retry", "jitter", "--attempts", "50"}

@@ -8,9 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -55,7 +52,7 @@ type server struct {
 
 // run serves until the program is interrupted.
 func (s *server) run(cmd *cobra.Command) error {
-	ctx, end := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+	ctx, end := stoppable(cmd.Context())
 	defer end()
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.address)
 	if err != nil {

@@ -78,11 +78,8 @@ func TestServe(t *testing.T) {
 	if status, page := s.get("", "/key?name=api&key=alice", ""); status != 200 || !strings.Contains(page, "refused: 1 wanted, 0") {
 		t.Errorf("got %d:\n%s", status, page)
 	}
-	// A name that a stranger has given this address is none of ours.
-	for host, want := range map[string]int{"localhost": 200, "localhost:8428": 200, "[::1]:80": 200, "127.0.0.1": 200, "evil.example": 421, "evil.example:80": 421} {
-		if status, _ := s.get(host, "/", ""); status != want {
-			t.Errorf("as %s: got %d, want %d", host, status, want)
-		}
+	if status, _ := s.get("evil.example", "/", ""); status != 421 {
+		t.Errorf("under a name that a stranger gave this address: got %d", status)
 	}
 	s.stop()
 }

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
-	"strconv"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -77,11 +75,11 @@ func show(ctx context.Context, p *printer, d *inspect.Inspector, name, key strin
 
 // countOf reads a count.
 func countOf(argument string) (float64, error) {
-	count, err := strconv.ParseFloat(argument, 64)
-	if err != nil || math.IsNaN(count) || math.IsInf(count, 0) {
-		return 0, bad("count %q: must be a number", argument)
+	count, err := inspect.Number(argument)
+	if err != nil {
+		err = bad("count %q: %w", argument, err)
 	}
-	return count, nil
+	return count, err
 }
 
 // asBad makes a badInput of an error of what the command was given.
@@ -92,9 +90,29 @@ func asBad(err error) error {
 	return err
 }
 
+// knownJSON is what is known of a key of any limit.
+type knownJSON struct {
+	Override *overrideJSON `json:"override,omitempty"`
+	ForAll   *overrideJSON `json:"overrideForAll,omitempty"`
+	Unlike   string        `json:"unlike,omitempty"` // how the key differs from the limit's
+	Changes  []changeJSON  `json:"changes"`
+}
+
+func knownJSONOf(k *inspect.Known) knownJSON {
+	out := knownJSON{Override: overrideOf(k.ForKey), ForAll: overrideOf(k.ForAll), Changes: []changeJSON{}}
+	if k.Unlike != nil {
+		out.Unlike = k.Unlike.String()
+	}
+	for _, c := range k.Changes {
+		out.Changes = append(out.Changes, changeJSONOf(c))
+	}
+	return out
+}
+
 // storyJSON is a story.
 type storyJSON struct {
 	keyJSON
+	knownJSON
 	Count      float64              `json:"count"`
 	Reserve    bool                 `json:"reserve"`
 	OK         bool                 `json:"ok"`
@@ -104,22 +122,19 @@ type storyJSON struct {
 	RetryAfter string               `json:"retryAfter,omitempty"`
 	Definition ratelimit.Definition `json:"definition"`
 	Published  ratelimit.Definition `json:"published"`
-	Override   *overrideJSON        `json:"override,omitempty"`
-	ForAll     *overrideJSON        `json:"overrideForAll,omitempty"`
-	Rows       []rowJSON            `json:"rows"`
-	Unlike     string               `json:"unlike,omitempty"` // how the key differs from the limit's
-	Changes    []changeJSON         `json:"changes"`
+	Rows       []inspect.Row        `json:"rows"`
 }
 
-type rowJSON struct {
-	Shard    int     `json:"shard"`
-	Value    float64 `json:"value"`
-	TS       string  `json:"ts"`
-	Paused   string  `json:"paused,omitempty"`
-	Ahead    float64 `json:"ahead,omitempty"`
-	LockedBy int     `json:"lockedBy,omitempty"` // the number of the server's process
-	State    string  `json:"lockedByState,omitempty"`
-	Since    string  `json:"lockedSince,omitempty"`
+func storyJSONOf(s *inspect.Story) storyJSON {
+	out := storyJSON{
+		keyJSON: keyJSONOf(inspect.Key{Status: s.Now, Overridden: s.Holds != s.Published}), knownJSON: knownJSONOf(&s.Known),
+		Count: s.Answer.Request.Count, Reserve: s.Reserve, OK: s.Answer.OK, Never: s.Never != nil, Why: s.Why(),
+		Definition: s.Holds, Published: s.Published, Rows: s.Rows,
+	}
+	if s.Never == nil && s.Answer.RetryAfter > 0 {
+		out.RetryAt, out.RetryAfter = instant(s.Answer.RetryAt), s.Answer.RetryAfter.String()
+	}
+	return out
 }
 
 type changeJSON struct {
@@ -141,55 +156,6 @@ func changeJSONOf(c catalog.Change) changeJSON {
 	return out
 }
 
-func changesJSON(changes []catalog.Change) []changeJSON {
-	out := []changeJSON{}
-	for _, c := range changes {
-		out = append(out, changeJSONOf(c))
-	}
-	return out
-}
-
-// overrideJSONOf returns nil for no override.
-func overrideJSONOf(e *catalog.Entry) *overrideJSON {
-	if e == nil {
-		return nil
-	}
-	return new(overrideOf(e))
-}
-
-func storyJSONOf(s *inspect.Story) storyJSON {
-	out := storyJSON{
-		keyJSON: keyJSONOf(inspect.Key{Status: s.Now, Overridden: s.Holds != s.Published}),
-		Count:   s.Answer.Request.Count, Reserve: s.Reserve, OK: s.Answer.OK, Never: s.Never != nil, Why: s.Why(),
-		Definition: s.Holds, Published: s.Published, Override: overrideJSONOf(s.ForKey), ForAll: overrideJSONOf(s.ForAll),
-		Rows: rowsJSON(s.Rows), Unlike: unlikeOf(s.Unlike), Changes: changesJSON(s.Changes),
-	}
-	if s.Never == nil && s.Answer.RetryAfter > 0 {
-		out.RetryAt, out.RetryAfter = instant(s.Answer.RetryAt), s.Answer.RetryAfter.String()
-	}
-	return out
-}
-
-func rowsJSON(rows []inspect.Row) []rowJSON {
-	out := []rowJSON{}
-	for _, r := range rows {
-		row := rowJSON{Shard: r.Shard, Value: r.Value, TS: instant(r.TS), Paused: instant(r.Paused), Ahead: r.Ahead}
-		if h := r.Holder; h != nil {
-			row.LockedBy, row.State, row.Since = h.PID, h.State, instant(h.Since)
-		}
-		out = append(out, row)
-	}
-	return out
-}
-
-// unlikeOf returns how a key differs from the limit's; "" if it does not.
-func unlikeOf(u *inspect.Unlike) string {
-	if u == nil {
-		return ""
-	}
-	return u.String()
-}
-
 // facts writes what is known of a key, a line each.
 type facts struct {
 	*tabwriter.Writer
@@ -199,59 +165,76 @@ type facts struct {
 func (p *printer) facts() facts { return facts{tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0), p} }
 
 func (f facts) line(name, format string, args ...any) {
-	fmt.Fprintf(f, "%s\t%s\n", name, visible.Lines(fmt.Sprintf(format, args...)))
+	f.painted("", name, fmt.Sprintf(format, args...))
 }
 
-func (f facts) answer(ok bool, why string) {
+func (f facts) painted(colour, name, text string) {
+	fmt.Fprintf(f, "%s\t%s\n", name, f.p.paint(colour, visible.Lines(text)))
+}
+
+// answer writes what a caller would get.
+func (f facts) answer(limit fmt.Stringer, key string, ok bool, why string, unlike *inspect.Unlike) {
 	colour := green
 	if !ok {
 		colour = red
 	}
-	fmt.Fprintf(f, "answer\t%s\n", f.p.paint(colour, visible.Lines(why)))
-}
-
-func (f facts) unlike(u *inspect.Unlike) {
-	if u != nil {
-		fmt.Fprintf(f, "unlike\t%s\n", f.p.paint(yellow, visible.Lines(u.String())))
+	f.line("limit", "%s", limit)
+	f.line("key", "%s", f.p.key(key))
+	f.painted(colour, "answer", why)
+	if unlike != nil {
+		f.painted(yellow, "unlike", unlike.String())
 	}
 }
 
-func (f facts) overrides(own, all *catalog.Entry) {
-	if own != nil {
-		f.line("override", "%s", inspect.Override(&own.Override))
+// holds writes the definition of the key, if another was published, and the overrides.
+func (f facts) holds(holds, published fmt.Stringer, known *inspect.Known) {
+	if holds != published {
+		f.line("holds", "%s", holds)
 	}
-	if all != nil {
-		f.line("for all keys", "%s", inspect.Override(&all.Override))
+	if known.ForKey != nil {
+		f.line("override", "%s", inspect.Override(&known.ForKey.Override))
+	}
+	if known.ForAll != nil {
+		f.line("for all keys", "%s", inspect.Override(&known.ForAll.Override))
 	}
 }
 
 func (f facts) rows(rows []inspect.Row) {
 	for _, r := range rows {
-		f.line("row", "shard %d: %s at %s%s", r.Shard, visible.Amount(r.Value), inspect.Instant(r.TS), aheadOf(r))
+		ahead := when(r.Ahead != 0, fmt.Sprintf(", %s more in memories of processes", visible.Amount(r.Ahead)))
+		f.line("row", "shard %d: %s at %s%s", r.Shard, visible.Amount(r.Value), inspect.Instant(r.TS), ahead)
 		if r.Holder != nil {
-			f.line("locked by", "%s", r.Holder)
+			f.line("locked by", "%s", r.Text())
 		}
 	}
 }
 
-func (f facts) changes(changes []catalog.Change) {
+// end writes the changes of the catalog, and then all lines.
+func (f facts) end(changes []catalog.Change) error {
 	for _, c := range changes {
-		f.line("changed", "%s", describeChange(c))
+		what := "changed from " + string(c.Was) + " to " + string(c.Became)
+		switch {
+		case c.Was == nil && c.Became == nil:
+			what = "all was forgotten"
+		case c.Was == nil:
+			what = "set to " + string(c.Became)
+		case c.Became == nil:
+			what = "removed, was " + string(c.Was)
+		}
+		f.line("changed", "%s by %s: %s", inspect.Instant(c.At), inspect.By(&c), what)
 	}
+	return f.Flush()
 }
 
 // permitsJSON is what is known of a key of a limit of how many at once.
 type permitsJSON struct {
-	Key       string        `json:"key"`
-	OK        bool          `json:"ok"`
-	Why       string        `json:"why"`
-	Published inFlightJSON  `json:"published"`
-	Holds     inFlightJSON  `json:"definition"`
-	Override  *overrideJSON `json:"override,omitempty"`
-	ForAll    *overrideJSON `json:"overrideForAll,omitempty"`
-	Held      []permitJSON  `json:"held"`
-	Unlike    string        `json:"unlike,omitempty"`
-	Changes   []changeJSON  `json:"changes"`
+	knownJSON
+	Key       string       `json:"key"`
+	OK        bool         `json:"ok"`
+	Why       string       `json:"why"`
+	Published inFlightJSON `json:"published"`
+	Holds     inFlightJSON `json:"definition"`
+	Held      []permitJSON `json:"held"`
 }
 
 // showPermits shows a key of a limit of how many at once.
@@ -261,37 +244,27 @@ func showPermits(ctx context.Context, p *printer, d *inspect.Inspector, name, ke
 		return err
 	}
 	if p.json {
-		out := permitsJSON{
-			Key: key, OK: s.OK(), Why: s.Why(), Published: inFlightJSONOf(s.Published), Holds: inFlightJSONOf(s.Holds),
-			Override: overrideJSONOf(s.ForKey), ForAll: overrideJSONOf(s.ForAll), Held: []permitJSON{}, Unlike: unlikeOf(s.Unlike), Changes: changesJSON(s.Changes),
-		}
+		out := permitsJSON{knownJSONOf(&s.Known), key, s.OK(), s.Why(), inFlightJSONOf(s.Published), inFlightJSONOf(s.Holds), []permitJSON{}}
 		for _, h := range s.Held {
-			out.Held = append(out.Held, permitJSON{name, key, h.Number, h.Fence, instant(h.Until)})
+			out.Held = append(out.Held, permitJSONOf(h))
 		}
 		return p.object(out)
 	}
 	f := p.facts()
-	f.line("limit", "%s", s.Published)
-	f.line("key", "%s", p.key(key))
-	f.answer(s.OK(), s.Why())
-	f.unlike(s.Unlike)
-	if s.Holds != s.Published {
-		f.line("holds", "%s", s.Holds)
-	}
-	f.overrides(s.ForKey, s.ForAll)
+	f.answer(s.Published, key, s.OK(), s.Why(), s.Unlike)
+	f.holds(s.Holds, s.Published, &s.Known)
 	for _, h := range s.Held {
 		f.line("held", "permit %d, fence %d, until %s", h.Number, h.Fence, inspect.Instant(h.Until))
 	}
-	f.changes(s.Changes)
-	return f.Flush()
+	return f.end(s.Changes)
 }
 
 // gateJSON is what is known of a key of a gate.
 type gateJSON struct {
-	Gate string    `json:"gate"`
-	Of   string    `json:"of"`
-	Key  string    `json:"key"`
-	Rows []rowJSON `json:"rows"`
+	Gate string        `json:"gate"`
+	Of   string        `json:"of"`
+	Key  string        `json:"key"`
+	Rows []inspect.Row `json:"rows"`
 }
 
 // showGate shows a key of a gate of starts of jobs.
@@ -301,56 +274,27 @@ func showGate(ctx context.Context, p *printer, d *inspect.Inspector, name, of, k
 		return err
 	}
 	if p.json {
-		return p.object(gateJSON{name, of, key, rowsJSON(rows)})
+		return p.object(gateJSON{name, of, key, rows})
 	}
 	f := p.facts()
 	f.line("limit", "%s bounds the starts of River's jobs by %s (HardStart): its definition is the program's own", visible.Text(name), visible.Text(of))
 	f.line("key", "%s", p.key(key))
 	f.rows(rows)
-	return f.Flush()
+	return f.end(nil)
 }
 
 // story writes a story for people.
 func (p *printer) story(s *inspect.Story) error {
 	f := p.facts()
-	line := f.line
-	line("limit", "%s", s.Published)
-	line("key", "%s", p.key(s.Now.Request.Key))
-	f.answer(s.Never == nil && s.Answer.OK, s.Why())
-	f.unlike(s.Unlike)
-	line("left", "%s of %s, full at %s", visible.Amount(s.Now.Value), visible.Amount(s.Now.Capacity), inspect.Instant(s.Now.FullAt()))
+	f.answer(s.Published, s.Now.Request.Key, s.Never == nil && s.Answer.OK, s.Why(), s.Unlike)
+	f.line("left", "%s of %s, full at %s", visible.Amount(s.Now.Value), visible.Amount(s.Now.Capacity), inspect.Instant(s.Now.FullAt()))
 	if !s.Now.PausedUntil.IsZero() {
-		line("paused", "until %s", inspect.Instant(s.Now.PausedUntil))
+		f.line("paused", "until %s", inspect.Instant(s.Now.PausedUntil))
 	}
-	if s.Holds != s.Published {
-		line("holds", "%s", s.Holds)
-	}
-	f.overrides(s.ForKey, s.ForAll)
+	f.holds(s.Holds, s.Published, &s.Known)
 	if len(s.Rows) == 0 {
-		line("row", "none, so it is full")
+		f.line("row", "none, so it is full")
 	}
 	f.rows(s.Rows)
-	f.changes(s.Changes)
-	return f.Flush()
-}
-
-func aheadOf(r inspect.Row) string {
-	if r.Ahead == 0 {
-		return ""
-	}
-	return fmt.Sprintf(", %s more in memories of processes", visible.Amount(r.Ahead))
-}
-
-// describeChange is a change of the catalog in a line.
-func describeChange(c catalog.Change) string {
-	what := "changed from " + string(c.Was) + " to " + string(c.Became)
-	switch {
-	case c.Was == nil && c.Became == nil:
-		what = "all was forgotten"
-	case c.Was == nil:
-		what = "set to " + string(c.Became)
-	case c.Became == nil:
-		what = "removed, was " + string(c.Was)
-	}
-	return fmt.Sprintf("%s by %s: %s", inspect.Instant(c.At), inspect.By(&c), what)
+	return f.end(s.Changes)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,18 +27,15 @@ func (f *pictureFlags) addTo(c *cobra.Command, prefix string) {
 	c.Flags().StringVar(&f.theme, "theme", "auto", prefix+"of the picture: auto, light or dark")
 }
 
-// themes are the words for themes.
-var themes = map[string]chart.Theme{"auto": chart.Auto, "light": chart.Light, "dark": chart.Dark}
-
 func (f *pictureFlags) check() error {
-	if _, ok := themes[f.theme]; !ok {
+	if !slices.Contains([]chart.Theme{chart.Auto, chart.Light, chart.Dark}, chart.Theme(f.theme)) {
 		return bad("--theme %q: want auto, light or dark", f.theme)
 	}
 	return nil
 }
 
 func (f *pictureFlags) write(c *chart.Chart) error {
-	c.Theme = themes[f.theme]
+	c.Theme = chart.Theme(f.theme)
 	return os.WriteFile(f.file, []byte(c.SVG()), 0o644) // names the file in its error
 }
 
@@ -45,14 +43,10 @@ func (f *pictureFlags) write(c *chart.Chart) error {
 type simulateFlags struct {
 	limitSources
 	load       trial.Load
-	retry      string
 	capacities []float64
 	reserve    bool
 	picture    pictureFlags
 }
-
-// retries are the words for what callers do that were refused.
-var retries = map[string]trial.Retry{"never": trial.Never, "promised": trial.Promised, "jitter": trial.Jittered, "fixed": trial.Fixed}
 
 func simulateCommand(o *options) *cobra.Command {
 	var f simulateFlags
@@ -94,7 +88,7 @@ Everything begins at midnight UTC, and is the same for the same --seed.`,
 	flags.DurationVar(&f.load.HerdAt, "herd-at", time.Minute, "when the herd comes")
 	flags.IntVar(&f.load.Keys, "keys", 1, "keys among which callers are spread")
 	flags.Float64Var(&f.load.Count, "count", 1, "tokens that a call takes")
-	flags.StringVar(&f.retry, "retry", "never", "what callers do that are refused: never, promised, jitter or fixed")
+	flags.StringVar((*string)(&f.load.Retry), "retry", "never", "what callers do that are refused: never, promised, jitter or fixed")
 	flags.DurationVar(&f.load.Spread, "spread", 10*time.Second, "of jitter and fixed")
 	flags.IntVar(&f.load.Attempts, "attempts", 10, "calls of a caller at most, the first included")
 	flags.BoolVar(&f.reserve, "reserve", false, "callers reserve, and wait until they are due")
@@ -107,34 +101,36 @@ Everything begins at midnight UTC, and is the same for the same --seed.`,
 
 func (f *simulateFlags) check() error {
 	l := &f.load
-	retry, known := retries[f.retry]
-	l.Retry = retry
-	notBelow := func(flag string, v, least float64) error {
-		if v < least || math.IsNaN(v) || math.IsInf(v, 0) {
-			return bad("--%s %g: must be at least %g", flag, v, least)
-		}
-		return nil
-	}
-	for _, err := range []error{
-		notBelow("rate", l.Rate, 0), notBelow("burst", float64(l.Burst), 0), notBelow("herd", float64(l.Herd), 0),
-		notBelow("keys", float64(l.Keys), 1), notBelow("attempts", float64(l.Attempts), 1), notBelow("count", l.Count, 0),
-		notBelow("every", l.Every.Seconds(), 0), notBelow("spread", l.Spread.Seconds(), 0), notBelow("herd-at", l.HerdAt.Seconds(), 0),
-		notBelow("pause", l.Pause.Seconds(), 0), notBelow("pause-at", l.PauseAt.Seconds(), 0), notBelow("for", l.For.Seconds(), 0.001),
-		f.picture.check(),
+	for _, flag := range []struct {
+		name     string
+		v, least float64
+	}{
+		{"rate", l.Rate, 0},
+		{"burst", float64(l.Burst), 0},
+		{"herd", float64(l.Herd), 0},
+		{"keys", float64(l.Keys), 1},
+		{"attempts", float64(l.Attempts), 1},
+		{"count", l.Count, 0},
+		{"every", l.Every.Seconds(), 0},
+		{"spread", l.Spread.Seconds(), 0},
+		{"herd-at", l.HerdAt.Seconds(), 0},
+		{"pause", l.Pause.Seconds(), 0},
+		{"pause-at", l.PauseAt.Seconds(), 0},
+		{"for", l.For.Seconds(), 0.001},
 	} {
-		if err != nil {
-			return err
+		if flag.v < flag.least || math.IsNaN(flag.v) || math.IsInf(flag.v, 0) {
+			return bad("--%s %g: must be at least %g", flag.name, flag.v, flag.least)
 		}
 	}
 	switch {
-	case !known:
-		return bad("--retry %q: want never, promised, jitter or fixed", f.retry)
+	case !slices.Contains([]trial.Retry{trial.Never, trial.Promised, trial.Jittered, trial.Fixed}, l.Retry):
+		return bad("--retry %q: want never, promised, jitter or fixed", l.Retry)
 	case l.Retry == trial.Fixed && l.Spread < time.Millisecond:
 		return bad("--spread %s: must be at least 1ms for --retry fixed", l.Spread)
 	case l.Rate == 0 && l.Burst == 0 && l.Herd == 0:
 		return bad("nobody comes: give --rate, --burst or --herd")
 	}
-	return nil
+	return f.picture.check()
 }
 
 // outcomeJSON is the outcomes of callers.

@@ -5,9 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -59,7 +56,7 @@ A count with ~ may be too high: a process counts some hundred keys of a limit.`,
 
 // live shows it again and again, in place of the screen before.
 func (o *options) live(cmd *cobra.Command, p *printer, pool *pgxpool.Pool, query refusals.Query, every time.Duration) error {
-	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := stoppable(cmd.Context())
 	defer stop()
 	terminal := p.out
 	for {
@@ -86,12 +83,12 @@ func (o *options) live(cmd *cobra.Command, p *printer, pool *pgxpool.Pool, query
 
 // topJSON is a key that was refused.
 type topJSON struct {
-	Limit     string `json:"limit"`
-	Key       string `json:"key"`
-	Times     int64  `json:"times"`
-	Uncertain int64  `json:"uncertain"`
-	Last      string `json:"last"`
-	RetryAt   string `json:"retryAt,omitempty"`
+	Limit     string    `json:"limit"`
+	Key       string    `json:"key"`
+	Times     int64     `json:"times"`
+	Uncertain int64     `json:"uncertain"`
+	Last      time.Time `json:"last"`
+	RetryAt   time.Time `json:"retryAt,omitzero"`
 }
 
 func (o *options) showTop(ctx context.Context, p *printer, pool *pgxpool.Pool, query refusals.Query) error {
@@ -101,13 +98,8 @@ func (o *options) showTop(ctx context.Context, p *printer, pool *pgxpool.Pool, q
 	}
 	t := p.table("REFUSED", "LAST", "LIMIT", "KEY")
 	for _, k := range keys {
-		about := ""
-		if k.Uncertain > 0 && !p.csv {
-			about = "~"
-		}
-		err := t.row(topJSON{k.Limit, k.Key, k.Times, k.Uncertain, instant(k.Last), instant(k.RetryAt)},
-			about+fmt.Sprint(k.Times), inspect.Instant(k.Last), visible.Text(k.Limit), p.key(k.Key))
-		if err != nil {
+		times := when(k.Uncertain > 0 && !p.csv, "~") + fmt.Sprint(k.Times)
+		if err := t.row(topJSON(k), times, inspect.Instant(k.Last), visible.Text(k.Limit), p.key(k.Key)); err != nil {
 			return err
 		}
 	}

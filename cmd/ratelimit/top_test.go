@@ -21,7 +21,7 @@ func TestTop(t *testing.T) {
 	('other', 'carol', date_trunc('minute', now()), 6, 0, now(), NULL), ('api', 'old', date_trunc('minute', now()) - interval '30 minutes', 99, 0, now(), NULL)`, "bob\x1b[2J")
 	w.must(err)
 	top := objects[topJSON](t, w.program("top", "--json").ok(t))
-	if len(top) != 3 || top[0].Key != "bob\x1b[2J" || top[0].Times != 7 || top[0].Uncertain != 2 || top[1].Limit != "other" || top[2].RetryAt == "" {
+	if len(top) != 3 || top[0].Key != "bob\x1b[2J" || top[0].Times != 7 || top[0].Uncertain != 2 || top[1].Limit != "other" || top[2].RetryAt.IsZero() {
 		t.Errorf("got %+v", top)
 	}
 	if top := objects[topJSON](t, w.program("top", "api", "--since", "45m", "--most", "1", "--json").ok(t)); len(top) != 1 || top[0].Key != "old" {

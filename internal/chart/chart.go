@@ -3,9 +3,11 @@
 package chart
 
 import (
+	"cmp"
 	"fmt"
 	"html"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/pgratelimit/ratelimit/internal/visible"
@@ -19,14 +21,14 @@ type Chart struct {
 	Theme  Theme
 }
 
-// A Theme is the page that a picture is for.
-type Theme int
+// A Theme is the page that a picture is for; "" is Auto.
+type Theme string
 
 // The themes.
 const (
-	Auto  Theme = iota // by the reader's preference
-	Light              // always
-	Dark               // always
+	Auto  Theme = "auto"  // by the reader's preference
+	Light Theme = "light" // always
+	Dark  Theme = "dark"  // always
 )
 
 // An Axis is the one that the panels share.
@@ -113,25 +115,17 @@ const (
 
 const plotted = width - left - right
 
-// colours are those of a theme, by the names of the classes.
-type colours struct {
-	page, ink, faint, grid, band, debt string
-	styles                             [5]string
-}
-
-var (
-	lightColours = colours{"#ffffff", "#1f2328", "#59636e", "#d8dee4", "#8c959f", "#cf222e", [5]string{"#1f5fa8", "#c4570b", "#59636e", "#8250df", "#0f766e"}}
-	darkColours  = colours{"#0d1117", "#e6edf3", "#9198a1", "#30363d", "#6e7681", "#ff7b72", [5]string{"#6cb6ff", "#ffa657", "#9198a1", "#d2a8ff", "#56d4c4"}}
+// The colours of the classes: f0 to f4 and s0 to s4 fill and draw in a [Style].
+const (
+	light = ".page{fill:#ffffff}.ink{fill:#1f2328}.faint{fill:#59636e}.axis{stroke:#59636e}.grid{stroke:#d8dee4}.band{fill:#8c959f}.debt{fill:#cf222e}" +
+		".f0{fill:#1f5fa8}.s0{stroke:#1f5fa8}.f1{fill:#c4570b}.s1{stroke:#c4570b}.f2{fill:#59636e}.s2{stroke:#59636e}" +
+		".f3{fill:#8250df}.s3{stroke:#8250df}.f4{fill:#0f766e}.s4{stroke:#0f766e}"
+	dark = ".page{fill:#0d1117}.ink{fill:#e6edf3}.faint{fill:#9198a1}.axis{stroke:#9198a1}.grid{stroke:#30363d}.band{fill:#6e7681}.debt{fill:#ff7b72}" +
+		".f0{fill:#6cb6ff}.s0{stroke:#6cb6ff}.f1{fill:#ffa657}.s1{stroke:#ffa657}.f2{fill:#9198a1}.s2{stroke:#9198a1}" +
+		".f3{fill:#d2a8ff}.s3{stroke:#d2a8ff}.f4{fill:#56d4c4}.s4{stroke:#56d4c4}"
 )
 
-func (c *colours) css() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, ".page{fill:%s}.ink{fill:%s}.faint{fill:%s}.axis{stroke:%s}.grid{stroke:%s}.band{fill:%s}.debt{fill:%s}", c.page, c.ink, c.faint, c.faint, c.grid, c.band, c.debt)
-	for i, colour := range c.styles {
-		fmt.Fprintf(&b, ".f%d{fill:%s}.s%d{stroke:%s}", i, colour, i, colour)
-	}
-	return b.String()
-}
+var css = map[Theme]string{Light: light, Dark: dark, Auto: light + "@media (prefers-color-scheme: dark){" + dark + "}"}
 
 // SVG returns the picture.
 func (c *Chart) SVG() string {
@@ -167,16 +161,9 @@ func (p *painter) add(format string, args ...any) { fmt.Fprintf(p, format+"\n", 
 func (p *painter) begin(title string, height float64, theme Theme) float64 {
 	lines := wrapped(title, titleSize*1.08, width-2*right)
 	top := 10 + titleLine*float64(len(lines))
-	css := lightColours.css()
-	switch theme {
-	case Dark:
-		css = darkColours.css()
-	case Auto:
-		css += "@media (prefers-color-scheme: dark){" + darkColours.css() + "}"
-	}
 	p.add(`<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%.0f" viewBox="0 0 %.0f %.0f" role="img" font-family="Helvetica, Arial, Liberation Sans, sans-serif" font-size="%.0f">`,
 		width, top+height, width, top+height, textSize)
-	p.add(`<title>%s</title><style>text{stroke:none}line,polyline,path{fill:none}%s</style>`, escaped(title), css)
+	p.add(`<title>%s</title><style>text{stroke:none}line,polyline,path{fill:none}%s</style>`, escaped(title), css[cmp.Or(theme, Auto)])
 	p.add(`<rect class="page" width="100%%" height="100%%"/>`)
 	for i, line := range lines {
 		p.bold(right, 4+titleLine*float64(i+1), titleSize, line)
@@ -296,35 +283,27 @@ func (p *Panel) ticks(from, to float64) (ticks []float64) {
 
 // bounds returns the least and the greatest value that a panel has room for.
 func (p *Panel) bounds() (from, to float64) {
-	if p.Log {
-		from, to = math.Inf(1), 0
-		for _, l := range p.Lines {
-			for _, at := range l.Points {
-				from, to = min(from, at.Y), max(to, at.Y)
-			}
-		}
-		return math.Pow(10, math.Floor(math.Log10(from))), math.Pow(10, math.Ceil(math.Log10(to)))
-	}
-	see := func(v float64) { from, to = min(from, v), max(to, v) }
+	var values []float64
 	for _, l := range p.Lines {
 		for _, at := range l.Points {
-			see(at.Y)
+			values = append(values, at.Y)
 		}
 	}
+	if p.Log {
+		return math.Pow(10, math.Floor(math.Log10(slices.Min(values)))), math.Pow(10, math.Ceil(math.Log10(slices.Max(values))))
+	}
+	values = append(values, 0)
 	for _, l := range p.Levels {
-		see(l.Y)
+		values = append(values, l.Y)
 	}
-	var sums []float64
-	for _, bars := range p.Bars {
-		if sums == nil {
-			sums = make([]float64, len(bars.Values))
+	for i := 0; len(p.Bars) > 0 && i < len(p.Bars[0].Values); i++ {
+		sum := 0.0
+		for _, bars := range p.Bars {
+			sum += bars.Values[i]
 		}
-		for i, v := range bars.Values {
-			sums[i] += v
-			see(sums[i])
-		}
+		values = append(values, sum)
 	}
-	if to == from {
+	if from, to = slices.Min(values), slices.Max(values); to == from {
 		to = from + 1
 	}
 	room := (to - from) * 0.08
@@ -334,52 +313,39 @@ func (p *Panel) bounds() (from, to float64) {
 	return from, to + room
 }
 
-// entry is a line of the legend: a mark, at a place, and a name.
-type entry struct {
-	name string
-	draw func(p *painter, x, y float64)
-}
+// entry is an entry of the legend: a mark, and a name right of it.
+type entry struct{ name, mark string }
 
 // legend returns the legend in rows that fit.
 func (c *Chart) legend() (rows [][]entry) {
-	var row []entry
-	used := 0.0
-	seen := map[string]bool{}
-	add := func(name string, draw func(p *painter, x, y float64)) {
-		if name == "" || seen[name] {
+	used := plotted
+	seen := map[string]bool{"": true}
+	add := func(name, mark string, args ...any) {
+		if seen[name] {
 			return
 		}
 		seen[name] = true
 		room := swatch + textWidth(name)*textSize
-		if used+room > plotted && len(row) > 0 {
-			rows, row, used = append(rows, row), nil, 0
+		if used+room > plotted {
+			rows, used = append(rows, nil), 0
 		}
-		row, used = append(row, entry{name, draw}), used+room
+		last := len(rows) - 1
+		rows[last], used = append(rows[last], entry{name, fmt.Sprintf(mark, args...)}), used+room
 	}
+	const line, box = `<line class="s%d" stroke-width="1.8"%s x2="20" y1="-4" y2="-4"/>`, `<rect class="%s" fill-opacity="%g" x="4" y="-9" width="12" height="10"/>`
 	for _, panel := range c.Panels {
 		for _, l := range panel.Lines {
-			add(l.Name, func(p *painter, x, y float64) {
-				p.add(`<line class="s%d" stroke-width="1.8"%s x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"/>`, l.Style, dashes(l.Dashed), x, x+20, y-4, y-4)
-			})
+			add(l.Name, line, l.Style, dashes(l.Dashed))
 		}
 		for _, bars := range panel.Bars {
-			add(bars.Name, func(p *painter, x, y float64) {
-				p.add(`<rect class="f%d" x="%.1f" y="%.1f" width="12" height="10"/>`, bars.Style, x+4, y-9)
-			})
+			add(bars.Name, box, fmt.Sprint("f", bars.Style), 1.0)
 		}
 		if from, _ := panel.bounds(); panel.Shade != nil && from < 0 {
-			add(panel.Shade.Name, func(p *painter, x, y float64) {
-				p.add(`<rect class="debt" fill-opacity="0.25" x="%.1f" y="%.1f" width="12" height="10"/>`, x+4, y-9)
-			})
+			add(panel.Shade.Name, box, "debt", 0.25)
 		}
 		for _, b := range panel.Bands {
-			add(b.Name, func(p *painter, x, y float64) {
-				p.add(`<rect class="band" fill-opacity="0.35" x="%.1f" y="%.1f" width="12" height="10"/>`, x+4, y-9)
-			})
+			add(b.Name, box, "band", 0.35)
 		}
-	}
-	if row != nil {
-		rows = append(rows, row)
 	}
 	return rows
 }
@@ -390,7 +356,7 @@ const swatch = 56.0
 func (p *painter) legend(row []entry, y float64) {
 	x := left
 	for _, e := range row {
-		e.draw(p, x, y)
+		p.add(`<g transform="translate(%.1f %.1f)">%s</g>`, x, y, e.mark)
 		p.text(x+26, y, "start", "ink", e.name)
 		x += swatch + textWidth(e.name)*textSize
 	}

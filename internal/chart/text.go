@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/visible"
 )
 
 // widths are those of Helvetica's printable ASCII characters, in thousandths of its size.
@@ -77,7 +79,9 @@ var steps = []time.Duration{
 // Time returns an axis of time from an instant on, in seconds: as what has passed since then, or
 // as the time of day by UTC.
 func Time(from time.Time, lasts time.Duration, clock bool) Axis {
-	a := Axis{Label: "time", To: lasts.Seconds(), Text: func(tick float64) string { return short(time.Duration(tick * float64(time.Second))) }}
+	a := Axis{Label: "time", To: lasts.Seconds(), Text: func(tick float64) string {
+		return visible.Period(time.Duration(tick * float64(time.Second)).Round(time.Millisecond))
+	}}
 	const most = 7
 	step := 24 * time.Hour
 	for step*most < lasts {
@@ -112,16 +116,4 @@ func Time(from time.Time, lasts time.Duration, clock bool) Axis {
 		a.Ticks = append(a.Ticks, at.Seconds())
 	}
 	return a
-}
-
-// short writes a duration without the parts that are 0: "1h30m", "90s" as "1m30s".
-func short(d time.Duration) string {
-	text := d.Round(time.Millisecond).String()
-	if strings.HasSuffix(text, "m0s") {
-		text = strings.TrimSuffix(text, "0s")
-	}
-	if strings.HasSuffix(text, "h0m") {
-		text = strings.TrimSuffix(text, "0m")
-	}
-	return text
 }

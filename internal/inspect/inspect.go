@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"iter"
 	"slices"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -91,14 +90,10 @@ func (d *Inspector) Limits(ctx context.Context) ([]Summary, error) {
 	if err != nil {
 		return nil, err
 	}
-	definitions := map[string]ratelimit.Definition{}
 	for _, definition := range d.Catalog.Definitions() {
-		definitions[definition.Name] = definition
 		names = append(names, definition.Name)
 	}
-	permits := map[string]ratelimit.InFlight{}
 	for _, limit := range d.Catalog.InFlights() {
-		permits[limit.Name] = limit
 		names = append(names, limit.Name)
 	}
 	slices.Sort(names)
@@ -114,10 +109,11 @@ func (d *Inspector) Limits(ctx context.Context) ([]Summary, error) {
 	summaries := make([]Summary, len(names))
 	for i, name := range names {
 		summaries[i] = Summary{Name: name, Overrides: len(d.Catalog.Overrides(name)), Rows: counts[i], Parked: lines[name]}
-		if definition, ok := definitions[name]; ok {
+		if limit, err := d.Limit(name); err == nil {
+			definition := limit.Definition()
 			summaries[i].Definition = &definition
 		}
-		if limit, ok := permits[name]; ok {
+		if limit, err := d.InFlight(name); err == nil {
 			summaries[i].InFlight = &limit
 		}
 		summaries[i].GateOf, _ = d.GateOf(name)
@@ -161,17 +157,15 @@ func (d *Inspector) Distributed(ctx context.Context) (distributed bool, err erro
 	return distributed, nil
 }
 
-// View returns the qualified name of a view or function of the catalog.
-func (d *Inspector) View(name string) string { return qualified(d.Schema, name) }
-
 // Table returns the table's qualified name.
-func (d *Inspector) Table() string { return qualified(d.Schema, pgstore.Table) }
+func (d *Inspector) Table() string { return d.View(pgstore.Table) }
 
-func qualified(schema, table string) string {
-	if schema == "" {
-		return pgx.Identifier{table}.Sanitize()
+// View returns the qualified name of a view or function of the catalog.
+func (d *Inspector) View(name string) string {
+	if d.Schema == "" {
+		return pgx.Identifier{name}.Sanitize()
 	}
-	return pgx.Identifier{schema, table}.Sanitize()
+	return pgx.Identifier{d.Schema, name}.Sanitize()
 }
 
 // A Key is the present state of a key, by the definition that holds for it.
@@ -186,8 +180,8 @@ func (k *Key) Short() bool { return k.Value < 1 || !k.PausedUntil.IsZero() }
 // Full reports whether the key's rows say the same as no row.
 func (k *Key) Full() bool { return k.ResetAfter == 0 && k.PausedUntil.IsZero() }
 
-// overriddenAtOnce is the number of keys with overrides that one statement reads.
-const overriddenAtOnce = 1000
+// keysAtOnce is the number of keys that Keys reads before it passes them on.
+const keysAtOnce = 1000
 
 // Keys returns the state of each key with a row, as [pgstore.Store.Rows] does, but by the
 // definition that holds for the key.
@@ -200,7 +194,7 @@ func (d *Inspector) Keys(ctx context.Context, limit ratelimit.Limit, page rateli
 				return
 			}
 			keys = append(keys, Key{Status: status})
-			if len(keys) == overriddenAtOnce {
+			if len(keys) == min(keysAtOnce, ratelimit.MaxChecks/limit.Definition().Shards) {
 				if !d.tell(ctx, keys, yield) {
 					return
 				}
@@ -222,15 +216,14 @@ func (d *Inspector) tell(ctx context.Context, keys []Key, yield func(Key, error)
 			requests, places = append(requests, held), append(places, i)
 		}
 	}
-	for some := range slices.Chunk(requests, max(1, ratelimit.MaxChecks/shards(requests))) {
-		statuses, err := d.Store.CheckEach(ctx, some...)
+	if len(requests) > 0 {
+		statuses, err := d.Store.CheckEach(ctx, requests...)
 		if err != nil {
 			return yield(Key{}, err) && false
 		}
 		for i, status := range statuses {
 			keys[places[i]] = Key{status, true}
 		}
-		places = places[len(some):]
 	}
 	for _, key := range keys {
 		if !yield(key, nil) {
@@ -240,21 +233,10 @@ func (d *Inspector) tell(ctx context.Context, keys []Key, yield func(Key, error)
 	return true
 }
 
-// shards returns the number of rows of each request; all are of one name.
-func shards(requests []ratelimit.Request) int {
-	if len(requests) == 0 {
-		return 1
-	}
-	return requests[0].Limit.Definition().Shards
-}
-
 // PermitKeys returns up to most keys of a name that have rows of permits, in order: those with a
 // prefix, after a key.
 func (d *Inspector) PermitKeys(ctx context.Context, name string, page ratelimit.Page) ([]string, error) {
-	rows, err := d.Pool.Query(ctx, d.permitKeys(), name, page.Prefix, page.After, orAll(page.Most))
-	if err != nil {
-		return nil, fmt.Errorf("list keys: %w", err)
-	}
+	rows, _ := d.Pool.Query(ctx, d.permitKeys(), name, page.Prefix, page.After, page.Most)
 	keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		return nil, fmt.Errorf("list keys: %w", err)
@@ -267,7 +249,7 @@ func (d *Inspector) PermitKeys(ctx context.Context, name string, page ratelimit.
 func (d *Inspector) permitKeys() string {
 	if d.Store.Portable() {
 		return `SELECT DISTINCT r.key FROM ` + d.Table() + ` AS r
-WHERE r.name = $1::text AND r.key >= $2::text AND starts_with(r.key, $2::text) AND ($3::text = '' OR r.key > $3::text) ORDER BY r.key LIMIT $4::int8`
+WHERE r.name = $1::text AND r.key >= $2::text AND starts_with(r.key, $2::text) AND ($3::text = '' OR r.key > $3::text) ORDER BY r.key LIMIT nullif($4::int8, 0)`
 	}
 	return `WITH RECURSIVE next AS (
 	(SELECT r.key FROM ` + d.Table() + ` AS r WHERE r.name = $1::text AND r.key >= $2::text AND ($3::text = '' OR r.key > $3::text) ORDER BY r.key LIMIT 1)
@@ -275,19 +257,5 @@ WHERE r.name = $1::text AND r.key >= $2::text AND starts_with(r.key, $2::text) A
 	SELECT (SELECT r.key FROM ` + d.Table() + ` AS r WHERE r.name = $1::text AND r.key > n.key ORDER BY r.key LIMIT 1)
 	FROM next AS n WHERE starts_with(n.key, $2::text)
 )
-SELECT key FROM next WHERE starts_with(key, $2::text) LIMIT $4::int8`
-}
-
-// orAll returns the argument of a LIMIT; NULL means all.
-func orAll(most int) *int64 {
-	if most == 0 {
-		return nil
-	}
-	n := int64(most)
-	return &n
-}
-
-// words joins the texts that are not empty.
-func words(parts ...string) string {
-	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), " ")
+SELECT key FROM next WHERE starts_with(key, $2::text) LIMIT nullif($4::int8, 0)`
 }

@@ -8,9 +8,17 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/visible"
 )
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
 
 func TestSpan(t *testing.T) {
 	t.Parallel()
@@ -38,7 +46,7 @@ func TestSpan(t *testing.T) {
 		}
 	}
 	for d, want := range map[time.Duration]string{time.Hour: "1h", 90 * time.Minute: "1h30m", time.Hour + time.Second: "1h0m1s", 48 * time.Hour: "48h", 10 * time.Minute: "10m"} {
-		if got := Period(d); got != want {
+		if got := visible.Period(d); got != want {
 			t.Errorf("%v: got %q, want %q", d, got, want)
 		}
 	}
@@ -51,9 +59,7 @@ func TestKeysOfPermitsEndWithTheirPrefix(t *testing.T) {
 	d := &Inspector{Pool: db.Pool, Schema: db.Schema}
 	_, err := db.Pool.Exec(t.Context(), `INSERT INTO `+d.Table()+` SELECT 'exports', 'us/' || i, 0, 1, now() FROM generate_series(1, 5000) AS i;
 INSERT INTO `+d.Table()+` SELECT 'exports', 'eu/' || i, s, 1, now() FROM generate_series(1, 3) AS i, generate_series(0, 9) AS s; ANALYZE `+d.Table())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, test := range []struct {
 		page ratelimit.Page
 		want []string
@@ -70,13 +76,9 @@ INSERT INTO `+d.Table()+` SELECT 'exports', 'eu/' || i, s, 1, now() FROM generat
 		}
 		var plan []byte
 		err = db.Pool.QueryRow(t.Context(), "EXPLAIN (ANALYZE, FORMAT JSON) "+d.permitKeys(), "exports", test.page.Prefix, test.page.After, int64(test.page.Most)).Scan(&plan)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var plans []struct{ Plan node }
-		if err := json.Unmarshal(plan, &plans); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Unmarshal(plan, &plans))
 		if read := plans[0].Plan.read(); read > test.rows || read < float64(len(test.want)) {
 			t.Errorf("%v: %g rows were read, want at most %g:\n%s", test.page, read, test.rows, plan)
 		}

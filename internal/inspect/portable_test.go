@@ -43,22 +43,14 @@ func TestPortableStatements(t *testing.T) {
 	sent := &texts{}
 	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer, c.MaxConns = sent, 1 }))
 	plain, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	portable, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Portable: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	definitions, err := catalog.NewInMemory(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	api := ratelimit.TokenBucket{Name: "api", Rate: 10, Period: time.Hour}
 	for _, key := range []string{"user/1", "user/2", "user/3"} {
-		if err := plain.Take(t.Context(), api.For(key)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, plain.Take(t.Context(), api.For(key)))
 	}
 	read := func(store *pgstore.Store) {
 		d := &Inspector{Pool: db.Pool, Schema: db.Schema, Store: store, Catalog: definitions}

@@ -3,6 +3,7 @@ package inspect
 import (
 	"context"
 	"fmt"
+	"iter"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
@@ -25,6 +26,16 @@ func (r Reach) String() string {
 		text += fmt.Sprintf(" (of the first %d keys)", MostCounted)
 	}
 	return text
+}
+
+// ReachText returns the reach of an edit in a sentence, or why it cannot be told, which keeps nobody from a
+// kill switch.
+func (d *Inspector) ReachText(ctx context.Context, e *catalog.Edit) string {
+	reach, err := d.Reach(ctx, e)
+	if err != nil {
+		return "how many keys it concerns cannot be told: " + err.Error()
+	}
+	return reach.String()
 }
 
 // Reach returns the reach of an edit, as the catalog's Preview returns it. It takes and locks
@@ -65,16 +76,17 @@ func (d *Inspector) Reach(ctx context.Context, e *catalog.Edit) (Reach, error) {
 			asked = append(asked, after)
 		}
 	}
-	if err := d.refused(ctx, &reach, asked, func(s *ratelimit.Status) bool { return !s.OK && !s.Shadowed }); err != nil {
+	some := ratelimit.MaxChecks / limit.Definition().Shards
+	if err := d.refused(ctx, &reach, slices.Chunk(asked, some), func(s *ratelimit.Status) bool { return !s.OK && !s.Shadowed }); err != nil {
 		return Reach{}, err
 	}
-	err = d.refused(ctx, &reach, kept, func(s *ratelimit.Status) bool { return !s.PausedUntil.IsZero() || e.LeftOf(s).After < 1 })
+	err = d.refused(ctx, &reach, slices.Chunk(kept, some), func(s *ratelimit.Status) bool { return !s.PausedUntil.IsZero() || e.LeftOf(s).After < 1 })
 	return reach, err
 }
 
 // refused returns the number of requests that a check of them refuses.
-func (d *Inspector) refused(ctx context.Context, reach *Reach, asked []ratelimit.Request, refused func(*ratelimit.Status) bool) error {
-	for some := range slices.Chunk(asked, max(1, ratelimit.MaxChecks/shards(asked))) {
+func (d *Inspector) refused(ctx context.Context, reach *Reach, asked iter.Seq[[]ratelimit.Request], refused func(*ratelimit.Status) bool) error {
+	for some := range asked {
 		statuses, err := d.Store.CheckEach(ctx, some...)
 		if err != nil {
 			return err
@@ -89,11 +101,8 @@ func (d *Inspector) refused(ctx context.Context, reach *Reach, asked []ratelimit
 }
 
 func (d *Inspector) reachOfPermits(ctx context.Context, e *catalog.Edit, limit ratelimit.InFlight) (reach Reach, err error) {
-	rows, err := d.Pool.Query(ctx, `SELECT r.key, coalesce(array_agg(r.shard) FILTER (WHERE r.ts > clock_timestamp() AND r.shard < 10000), '{}') FROM `+d.Table()+` AS r
+	rows, _ := d.Pool.Query(ctx, `SELECT r.key, coalesce(array_agg(r.shard) FILTER (WHERE r.ts > clock_timestamp() AND r.shard < 10000), '{}') FROM `+d.Table()+` AS r
 WHERE r.name = $1::text GROUP BY r.key ORDER BY r.key LIMIT $2::int4`, e.Name, MostCounted+1)
-	if err != nil {
-		return reach, fmt.Errorf("count permits: %w", err)
-	}
 	var key string
 	var held []int
 	seen := 0

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -17,34 +18,36 @@ import (
 // mostChanges is the largest number of changes in a story.
 const mostChanges = 5
 
+// Known is what is known of a key of any limit.
+type Known struct {
+	ForKey  *catalog.Entry // the overrides, nil for none; also those that are off or have ended
+	ForAll  *catalog.Entry
+	Unlike  *Unlike          // nil if the key looks like those of the limit's rows
+	Changes []catalog.Change // of the key, and for all keys; the newest first
+}
+
 // A Story says what is known of a key: whether and why it is refused, and until when.
 type Story struct {
+	Known
 	Published ratelimit.Definition // of the limit
 	Holds     ratelimit.Definition // of the key, after overrides
-	ForKey    *catalog.Entry       // the overrides, nil for none; also those that are off or have ended
-	ForAll    *catalog.Entry
 
 	Now     ratelimit.Status // the answer for a count of 0
 	Answer  ratelimit.Status // the answer for the count asked about
 	Reserve bool             // the answer for a reservation
 	Never   error            // the error of a count that is never granted: ErrExceedsCapacity, or ErrInvalid
 
-	Rows    []Row
-	Unlike  *Unlike          // nil if the key looks like those of the limit's rows
-	Changes []catalog.Change // of the key, and for all keys; the newest first
+	Rows []Row
 }
 
 // A PermitStory says what is known of a key of a limit of how many at once.
 type PermitStory struct {
+	Known
 	Key       string
 	N         int                // the permits asked about
 	Published ratelimit.InFlight // the limit
 	Holds     ratelimit.InFlight // the limit of the key, after overrides
-	ForKey    *catalog.Entry     // the overrides, nil for none; also those that are off or have ended
-	ForAll    *catalog.Entry
 	Held      []ratelimit.Permit
-	Unlike    *Unlike          // nil if the key looks like those of the limit's rows
-	Changes   []catalog.Change // of the key, and for all keys; the newest first
 }
 
 // PermitStory returns what is known of a key, and the answer for n permits. It takes and locks
@@ -58,14 +61,10 @@ func (d *Inspector) PermitStory(ctx context.Context, name, key string, n int) (*
 	if err := s.Holds.ForN(key, n).Validate(); err != nil && !errors.Is(err, ratelimit.ErrExceedsCapacity) {
 		return nil, err
 	}
-	s.ForKey, s.ForAll = d.overrides(name, key)
 	if s.Held, err = d.Store.Permits().Held(ctx, s.Holds, key); err != nil {
 		return nil, err
 	}
-	if s.Unlike, err = d.unlike(ctx, name, key); err != nil {
-		return nil, err
-	}
-	s.Changes, err = d.changes(ctx, name, key)
+	s.Known, err = d.known(ctx, name, key)
 	return s, err
 }
 
@@ -111,40 +110,47 @@ func (s *PermitStory) Why() string {
 	return fmt.Sprintf("refused: %s; "+ends, held, Instant(within[missing-1].Until))
 }
 
-// overrides returns the override of a key and the one for all keys, nil for none.
-func (d *Inspector) overrides(name, key string) (own, all *catalog.Entry) {
+// known reads what is known of a key. A file of definitions has no changes.
+func (d *Inspector) known(ctx context.Context, name, key string) (k Known, err error) {
 	if e, ok := d.Catalog.Override(name, key); ok {
-		own = &e
+		k.ForKey = &e
 	}
 	if e, ok := d.Catalog.Override(name, catalog.AllKeys); ok {
-		all = &e
+		k.ForAll = &e
 	}
-	return own, all
+	unlike, err := d.Unlike(ctx, name, key)
+	if len(unlike) > 0 {
+		k.Unlike = &unlike[0]
+	}
+	if err == nil && !d.Catalog.InMemory() {
+		k.Changes, err = d.Catalog.KeyHistory(ctx, name, key, mostChanges)
+	}
+	return k, err
 }
 
 // A Row is a row of the table, as stored.
 type Row struct {
-	Shard  int
-	Value  float64
-	TS     time.Time
-	Paused time.Time // zero if it was never paused
-	Ahead  float64   // tokens that processes hold in memory
-	Holder *Holder   // the transaction that has the row locked, if the server tells
+	Shard   int       `json:"shard"`
+	Value   float64   `json:"value"`
+	TS      time.Time `json:"ts"`
+	Paused  time.Time `json:"paused,omitzero"` // zero if it was never paused
+	Ahead   float64   `json:"ahead,omitempty"` // tokens that processes hold in memory
+	*Holder           // the transaction that has the row locked, if the server tells
 }
 
 // A Holder is a transaction that has rows locked.
 type Holder struct {
-	PID         int
-	Application string
-	User        string
-	State       string        // for example "idle in transaction"
-	Since       time.Time     // when it began
-	Lasts       time.Duration // on the server's clock
+	PID         int           `json:"lockedBy"`
+	Application string        `json:"-"`
+	User        string        `json:"-"`
+	State       string        `json:"lockedByState"` // for example "idle in transaction"
+	Since       time.Time     `json:"lockedSince"`   // when it began
+	Lasts       time.Duration `json:"-"`             // on the server's clock
 }
 
-// String returns the holder in a line.
-func (h *Holder) String() string {
-	by := words(h.User, h.Application)
+// Text returns the holder in a line.
+func (h *Holder) Text() string {
+	by := strings.TrimSpace(h.User + " " + h.Application)
 	return fmt.Sprintf("process %d (%s), %s, its transaction began %s ago", h.PID, by, h.State, h.Lasts.Round(time.Millisecond))
 }
 
@@ -157,17 +163,13 @@ func (d *Inspector) Story(ctx context.Context, name, key string, count float64, 
 	}
 	asked := d.Catalog.ForN(limit, key, count)
 	s := &Story{Published: limit.Definition(), Holds: asked.Limit.Definition(), Reserve: reserve}
-	s.ForKey, s.ForAll = d.overrides(name, key)
 	if err := d.ask(ctx, s, asked); err != nil {
 		return nil, err
 	}
 	if s.Rows, err = d.Rows(ctx, name, key); err != nil {
 		return nil, err
 	}
-	if s.Unlike, err = d.unlike(ctx, name, key); err != nil {
-		return nil, err
-	}
-	s.Changes, err = d.changes(ctx, name, key)
+	s.Known, err = d.known(ctx, name, key)
 	return s, err
 }
 
@@ -196,7 +198,7 @@ func (d *Inspector) ask(ctx context.Context, s *Story, asked ratelimit.Request) 
 // roles' statements from roles without pg_read_all_stats. Of a distributed table the transactions are
 // another node's, and not told.
 func (d *Inspector) Rows(ctx context.Context, name, key string) ([]Row, error) {
-	rows, err := d.Pool.Query(ctx, `WITH r AS MATERIALIZED (
+	rows, _ := d.Pool.Query(ctx, `WITH r AS MATERIALIZED (
 	SELECT shard, value, ts, paused, ahead, xmax AS changer FROM `+d.Table()+` WHERE name = $1::text AND key = $2::text
 )
 SELECT r.shard, r.value, r.ts, r.paused,
@@ -207,9 +209,6 @@ FROM r LEFT JOIN pg_locks AS l
 	ON NOT $3::bool AND l.transactionid = r.changer AND l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
 LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
 ORDER BY r.shard`, name, key, d.Store.Portable())
-	if err != nil {
-		return nil, fmt.Errorf("read rows: %w", err)
-	}
 	read, err := pgx.CollectRows(rows, scanRow)
 	if err != nil {
 		return nil, fmt.Errorf("read rows: %w", err)
@@ -232,14 +231,6 @@ func scanRow(row pgx.CollectableRow) (r Row, err error) {
 		r.Holder = &h
 	}
 	return r, err
-}
-
-// changes returns the newest changes of a key's definition. A file of definitions has none.
-func (d *Inspector) changes(ctx context.Context, name, key string) ([]catalog.Change, error) {
-	if d.Catalog.InMemory() {
-		return nil, nil
-	}
-	return d.Catalog.KeyHistory(ctx, name, key, mostChanges)
 }
 
 // Why says in a sentence the answer for the count, and why.
@@ -277,15 +268,12 @@ func refusing(until time.Time) string {
 // Holders returns idle open transactions that have rows of the table locked, oldest first. A server
 // hides other roles' from roles without pg_read_all_stats.
 func (d *Inspector) Holders(ctx context.Context) ([]Holder, error) {
-	rows, err := d.Pool.Query(ctx, `SELECT a.pid, coalesce(a.application_name, ''), coalesce(a.usename::text, ''), a.state, a.xact_start,
+	rows, _ := d.Pool.Query(ctx, `SELECT a.pid, coalesce(a.application_name, ''), coalesce(a.usename::text, ''), a.state, a.xact_start,
 	extract(epoch FROM clock_timestamp() - a.xact_start)::float8
 FROM pg_stat_activity AS a
 WHERE a.state LIKE 'idle in transaction%' AND EXISTS (
 	SELECT FROM pg_locks AS l WHERE l.pid = a.pid AND l.relation = $1::regclass AND l.mode IN ('RowExclusiveLock', 'RowShareLock') AND l.granted)
 ORDER BY a.xact_start`, d.Table())
-	if err != nil {
-		return nil, fmt.Errorf("look for transactions: %w", err)
-	}
 	holders, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (h Holder, err error) {
 		var lasts float64
 		err = row.Scan(&h.PID, &h.Application, &h.User, &h.State, &h.Since, &lasts)

@@ -81,15 +81,6 @@ func (d *Inspector) Unlike(ctx context.Context, name string, keys ...string) (un
 	return unlike, nil
 }
 
-// unlike looks at one key; it returns nil for one of the rows' shape.
-func (d *Inspector) unlike(ctx context.Context, name, key string) (*Unlike, error) {
-	unlike, err := d.Unlike(ctx, name, key)
-	if err != nil || len(unlike) == 0 {
-		return nil, err
-	}
-	return &unlike[0], nil
-}
-
 // unlikeOf compares a key with rows, and returns how to write it.
 func unlikeOf(key string, shapes map[string]bool, rows []string) Unlike {
 	u := Unlike{Key: key, Shape: edge.Shape(key), Shapes: slices.Sorted(maps.Keys(shapes)), Row: rows[0]}
@@ -114,10 +105,7 @@ func (d *Inspector) UnlikeOverrides(ctx context.Context, name string) (overrides
 	if overrides, err = d.Unlike(ctx, name, keys...); err != nil {
 		return nil, nil, err
 	}
-	rows, err := d.Pool.Query(ctx, "SELECT DISTINCT r.key FROM "+d.Table()+" AS r WHERE r.name = $1::text AND r.paused > clock_timestamp() LIMIT $2::int8", name, MostUnlike)
-	if err != nil {
-		return nil, nil, fmt.Errorf("read pauses: %w", err)
-	}
+	rows, _ := d.Pool.Query(ctx, "SELECT DISTINCT r.key FROM "+d.Table()+" AS r WHERE r.name = $1::text AND r.paused > clock_timestamp() LIMIT $2::int8", name, MostUnlike)
 	if keys, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
 		return nil, nil, fmt.Errorf("read pauses: %w", err)
 	}

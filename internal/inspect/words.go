@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/visible"
 )
@@ -52,68 +51,8 @@ func Span(d time.Duration) string {
 	return fmt.Sprintf("%d ms", up(time.Millisecond)/time.Millisecond)
 }
 
-// Period writes a duration exactly, as Go does, without trailing units of 0.
-func Period(d time.Duration) string {
-	text := d.String()
-	if strings.HasSuffix(text, "m0s") {
-		text = strings.TrimSuffix(text, "0s")
-	}
-	if strings.HasSuffix(text, "h0m") {
-		text = strings.TrimSuffix(text, "0m")
-	}
-	return text
-}
-
-// Override writes the fields that an override replaces, in a line.
-func Override(o *catalog.Override) string {
-	var parts []string
-	add := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
-	if o.Rate != 0 {
-		add("rate %s", visible.Amount(o.Rate))
-	}
-	if o.Period != 0 {
-		add("period %s", Period(o.Period))
-	}
-	if o.Capacity != 0 {
-		add("capacity %s", bound(o.Capacity))
-	}
-	if o.MaxReserved != 0 {
-		add("max reserved %s", bound(o.MaxReserved))
-	}
-	if o.Slots != 0 {
-		add("%d slots", o.Slots)
-	}
-	if o.AtOnce != 0 {
-		add("%d at once", o.AtOnce)
-	}
-	if o.Lease != 0 {
-		add("lease %s", Period(o.Lease))
-	}
-	if o.Mode != 0 {
-		add("mode %s", o.Mode)
-	}
-	if !o.Until.IsZero() {
-		add("until %s", Instant(o.Until))
-	}
-	if o.Switch == catalog.Off {
-		add("off")
-	}
-	if o.Note != "" {
-		add("(%s)", visible.Text(o.Note))
-	}
-	return strings.Join(parts, ", ")
-}
-
 // Edit writes what an override was and what it becomes.
-func Edit(e *catalog.Edit) string {
-	side := func(o *catalog.Override) string {
-		if o == nil {
-			return "none"
-		}
-		return Override(o)
-	}
-	return side(e.Was) + " → " + side(e.Became)
-}
+func Edit(e *catalog.Edit) string { return Override(e.Was) + " → " + Override(e.Became) }
 
 // Lower says by which fields an edit grants less than the program published; "" if by none.
 func Lower(e *catalog.Edit) string {
@@ -121,12 +60,4 @@ func Lower(e *catalog.Edit) string {
 		return ""
 	}
 	return "it grants less than the program has published, by its " + strings.Join(e.Lower, ", ")
-}
-
-// bound writes a capacity or a largest debt as an override has it.
-func bound(v float64) string {
-	if v == ratelimit.None {
-		return "none"
-	}
-	return visible.Amount(v)
 }

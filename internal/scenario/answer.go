@@ -33,11 +33,9 @@ type Receipts []*ratelimit.Receipt
 func (c Call) Ask(ctx context.Context, s ratelimit.Store, taken *Receipts) (Answer, error) {
 	*taken = append(*taken, nil)
 	a, err := c.put(ctx, s, *taken)
-	if errors.Is(err, ratelimit.ErrSettled) {
-		return Answer{Error: err.Error()}, nil
-	}
-	if errors.Is(err, ratelimit.ErrExceedsCapacity) || errors.Is(err, ratelimit.ErrInvalid) {
-		return Answer{Error: err.Error(), Never: errors.Is(err, ratelimit.ErrExceedsCapacity)}, nil
+	never := errors.Is(err, ratelimit.ErrExceedsCapacity)
+	if never || errors.Is(err, ratelimit.ErrInvalid) || errors.Is(err, ratelimit.ErrSettled) {
+		return Answer{Error: err.Error(), Never: never}, nil
 	}
 	return a, err
 }

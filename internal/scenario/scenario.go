@@ -68,13 +68,14 @@ func Parse(name string, text []byte) (Scenario, error) {
 		if err != nil {
 			return Scenario{}, fmt.Errorf("%s:%d: %w", name, n, err)
 		}
-		if c != nil {
-			if err := c.settles(s.Calls); err != nil {
-				return Scenario{}, fmt.Errorf("%s:%d: %w", name, n, err)
-			}
-			c.Line = n
-			s.Calls = append(s.Calls, *c)
+		if c == nil {
+			continue
 		}
+		if err := c.settles(s.Calls); err != nil {
+			return Scenario{}, fmt.Errorf("%s:%d: %w", name, n, err)
+		}
+		c.Line = n
+		s.Calls = append(s.Calls, *c)
 	}
 	return s, nil
 }
@@ -104,47 +105,30 @@ func (s *Scenario) parseLine(text []byte, limits map[string]ratelimit.Limit) (*C
 	if err := Decode(text, &kind, false); err != nil {
 		return nil, err
 	}
-	if kind.Base != nil {
-		if len(limits) > 0 || len(s.Calls) > 0 {
-			return nil, errors.New(`"base" must come before all definitions and calls`)
+	switch {
+	case kind.Base != nil && (len(limits) > 0 || len(s.Calls) > 0):
+		return nil, errors.New(`"base" must come before all definitions and calls`)
+	case kind.Base != nil:
+		var line struct {
+			Base time.Time `json:"base"`
 		}
-		return nil, s.parseBase(text)
-	}
-	if !bytes.HasPrefix(kind.Limit, []byte("{")) {
+		err := Decode(text, &line, true)
+		s.base = line.Base.UTC()
+		return nil, err
+	case !bytes.HasPrefix(kind.Limit, []byte("{")):
 		return s.parseCall(text, limits)
 	}
-	limit, err := s.parseLimit(text)
-	if err != nil {
-		return nil, err
-	}
-	limits[limit.Definition().Name] = limit
-	return nil, nil
-}
-
-func (s *Scenario) parseBase(text []byte) error {
-	var line struct {
-		Base string `json:"base"`
-	}
-	if err := Decode(text, &line, true); err != nil {
-		return err
-	}
-	base, err := time.Parse(time.RFC3339Nano, line.Base)
-	if err != nil {
-		return fmt.Errorf("base %q: want an instant such as \"2026-01-31T10:00:00Z\"", line.Base)
-	}
-	s.base = base.UTC()
-	return nil
-}
-
-// parseLimit returns the limit of a line.
-func (s *Scenario) parseLimit(text []byte) (ratelimit.Limit, error) {
 	var line struct {
 		Limit definitionText `json:"limit"`
 	}
 	if err := Decode(text, &line, true); err != nil {
 		return nil, err
 	}
-	return s.limit(line.Limit)
+	limit, err := s.limit(line.Limit)
+	if err == nil {
+		limits[limit.Definition().Name] = limit
+	}
+	return nil, err
 }
 
 // definitionText is written as a [ratelimit.Definition] is, but for the start: that is a duration,
@@ -152,13 +136,11 @@ func (s *Scenario) parseLimit(text []byte) (ratelimit.Limit, error) {
 type definitionText map[string]json.RawMessage
 
 func (s *Scenario) limit(text definitionText) (ratelimit.Limit, error) {
-	var start *Duration
-	if raw, ok := text["start"]; ok {
+	if raw, ok := text["start"]; ok && string(raw) != "null" {
+		var start Duration
 		if err := json.Unmarshal(raw, &start); err != nil {
 			return nil, Plain(err)
 		}
-	}
-	if start != nil {
 		text["start"], _ = json.Marshal(start.after(s.base))
 	}
 	definition, err := json.Marshal(text)
@@ -174,13 +156,10 @@ func (s *Scenario) limit(text definitionText) (ratelimit.Limit, error) {
 
 // callLine is a call as it is written. Pointers tell what was left out.
 type callLine struct {
-	At      *Duration      `json:"at"`
-	Do      string         `json:"do"`
-	Limit   *string        `json:"limit"`
-	Key     *string        `json:"key"`
-	Count   *float64       `json:"count"`
-	Above   *float64       `json:"above"`
-	All     []ask          `json:"all"` // in place of the four above
+	At *Duration `json:"at"`
+	Do string    `json:"do"`
+	ask
+	All     []ask          `json:"all"` // in place of ask
 	Reserve *bool          `json:"reserve"`
 	Until   *Duration      `json:"until"`
 	Of      *int           `json:"of"`
@@ -195,8 +174,6 @@ type ask struct {
 	Count *float64 `json:"count"`
 	Above *float64 `json:"above"`
 }
-
-func (l callLine) one() ask { return ask{l.Limit, l.Key, l.Count, l.Above} }
 
 func (s *Scenario) parseCall(text []byte, limits map[string]ratelimit.Limit) (*Call, error) {
 	var line callLine
@@ -215,18 +192,11 @@ func (s *Scenario) parseCall(text []byte, limits map[string]ratelimit.Limit) (*C
 	if c.Requests, err = line.requests(limits); err != nil {
 		return nil, err
 	}
+	c.reserve, c.until = orElse(line.Reserve, false), orElse(line.Until, 0).after(s.base)
 	if line.To != nil {
-		if c.to, err = s.limit(line.To); err != nil {
-			return nil, err
-		}
+		c.to, err = s.limit(line.To)
 	}
-	if line.Reserve != nil {
-		c.reserve = *line.Reserve
-	}
-	if line.Until != nil {
-		c.until = line.Until.after(s.base)
-	}
-	return c, nil
+	return c, err
 }
 
 // validate finds fields that are missing and fields that have no meaning where
@@ -239,7 +209,7 @@ func (l callLine) validate() error {
 		return fmt.Errorf("do %q: want one of %s", l.Do, strings.Join(slices.Concat(decisions, edits), ", "))
 	case l.At == nil:
 		return errors.New(`"at" is missing`)
-	case l.All != nil && l.one() != (ask{}):
+	case l.All != nil && l.ask != (ask{}):
 		return errors.New(`"all" stands in place of "limit", "key", "count" and "above"`)
 	case l.All != nil && slices.Contains(edits, l.Do):
 		return fmt.Errorf("%s takes one limit at a time", l.Do)
@@ -262,7 +232,7 @@ func (l callLine) validate() error {
 func (l callLine) requests(limits map[string]ratelimit.Limit) ([]ratelimit.Request, error) {
 	asks := l.All
 	if asks == nil {
-		asks = []ask{l.one()}
+		asks = []ask{l.ask}
 	}
 	requests := make([]ratelimit.Request, len(asks))
 	for i, a := range asks {
@@ -325,7 +295,7 @@ func Plain(err error) error {
 		if e.Field == "" {
 			return fmt.Errorf("unexpected %s, want a JSON object", e.Value)
 		}
-		return fmt.Errorf("field %q: unexpected %s", e.Field, e.Value)
+		return fmt.Errorf("field %q: unexpected %s", strings.TrimPrefix(e.Field, "ask."), e.Value)
 	}
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return errors.New("the JSON object does not end")

@@ -1,6 +1,7 @@
 package trial
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
 	"fmt"
@@ -32,14 +33,14 @@ type Load struct {
 	Seed           uint64
 }
 
-// Retry is how a caller goes on that was refused.
-type Retry int
+// Retry is how a caller goes on that was refused; "" is Never.
+type Retry string
 
 const (
-	Never    Retry = iota // give up
-	Promised              // call again at the instant that the refusal told
-	Jittered              // call again after it, by up to Spread later
-	Fixed                 // call again after Spread, whatever the refusal told
+	Never    Retry = "never"    // give up
+	Promised Retry = "promised" // call again at the instant that the refusal told
+	Jittered Retry = "jitter"   // call again after it, by up to Spread later
+	Fixed    Retry = "fixed"    // call again after Spread, whatever the refusal told
 )
 
 // An Outcome counts the callers, and has the waits of those that were served.
@@ -226,7 +227,7 @@ func (s *simulation) call(e event) error {
 
 // again returns when a caller that was refused calls again, if it does.
 func (s *simulation) again(e event, refusal *ratelimit.Status) (at time.Time, will bool) {
-	if s.load.Retry == Never || refusal.RetryAt.IsZero() { // of what can never be granted
+	if cmp.Or(s.load.Retry, Never) == Never || refusal.RetryAt.IsZero() { // of what can never be granted
 		return time.Time{}, false
 	}
 	spread := time.Duration(s.random.Float64() * float64(s.load.Spread)).Truncate(time.Microsecond)

@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"maps"
 	"slices"
 	"time"
 
@@ -29,21 +28,20 @@ type Trial struct {
 
 // A Tally is the outcomes of calls.
 type Tally struct {
-	Limit   ratelimit.Definition
-	Calls   int
-	Granted int
-	Refused int
-	Never   int     // of the refused, those that the limit can never grant
-	Tokens  float64 // that were granted
-	Keys    int
+	Limit   ratelimit.Definition `json:"definition"`
+	Calls   int                  `json:"calls"`
+	Granted int                  `json:"granted"`
+	Refused int                  `json:"refused"`
+	Never   int                  `json:"never"`  // of the refused, those that the limit can never grant
+	Tokens  float64              `json:"tokens"` // that were granted
+	Keys    int                  `json:"keys"`
 
-	LongestWait    time.Duration // that a call was told: by a refusal, or of a reservation
-	LongestWaitKey string
+	LongestWait    time.Duration `json:"-"` // that a call was told: by a refusal, or of a reservation
+	LongestWaitKey string        `json:"longestWaitKey,omitempty"`
 
 	// Peak is the most tokens that a key was granted within a stretch as long as the period,
 	// wherever it begins: at a window's edge it can be twice the rate.
-	Peak    float64
-	PeakKey string
+	Peak float64 `json:"peak"`
 }
 
 // RefusedShare returns the share of the calls that were refused.
@@ -56,9 +54,9 @@ func (t *Tally) RefusedShare() float64 {
 
 // A KeyTally is the outcomes of a key's calls.
 type KeyTally struct {
-	Key     string
-	Calls   int
-	Refused int
+	Key     string `json:"key"`
+	Calls   int    `json:"calls"`
+	Refused int    `json:"refused"`
 }
 
 // keyState is the counts of a key.
@@ -154,9 +152,7 @@ func (t *Trial) count(k *keyState, count float64, s *ratelimit.Status, never boo
 	t.Granted++
 	t.Tokens += count
 	k.granted(grant{s.RetryAt, count}, t.Limit.Period)
-	if k.recent > t.Peak {
-		t.Peak, t.PeakKey = k.recent, k.Key
-	}
+	t.Peak = max(t.Peak, k.recent)
 }
 
 // granted counts a grant among those of the last period. A reservation counts when it is due.
@@ -176,7 +172,7 @@ func (k *keyState) granted(g grant, period time.Duration) {
 // number of them.
 func (t *Trial) Most(n int) []KeyTally {
 	all := make([]KeyTally, 0, len(t.keys))
-	for k := range maps.Values(t.keys) {
+	for _, k := range t.keys {
 		all = append(all, k.KeyTally)
 	}
 	slices.SortFunc(all, func(a, b KeyTally) int {

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 )
 
@@ -106,4 +107,16 @@ func Amount(v float64) string {
 		return "unlimited"
 	}
 	return strconv.FormatFloat(math.Floor(v*1000+1e-6)/1000, 'f', -1, 64)
+}
+
+// Period writes a duration exactly, as Go does, without trailing units of 0.
+func Period(d time.Duration) string {
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
 }
