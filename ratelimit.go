@@ -3,7 +3,7 @@ package ratelimit
 import (
 	"time"
 
-	"github.com/pgratelimit/ratelimit/internal/exact"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
@@ -135,7 +135,7 @@ func (s Status) Share() float64 {
 // see all taken tokens. Then it may be true for more than one call, or for none.
 func (s Status) Crossed(share float64) bool {
 	kept := s.Capacity * (1 - share)
-	kept += exact.Tolerance(kept, s.Capacity, 0)
+	kept += bucket.Tolerance(kept, s.Capacity, 0)
 	return s.OK && s.Value <= kept && s.Before > kept
 }
 

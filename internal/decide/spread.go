@@ -8,7 +8,6 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
-	"github.com/pgratelimit/ratelimit/internal/exact"
 )
 
 // Spread returns how many tokens to take from each of a's shards at now. ok is false if they are
@@ -120,7 +119,7 @@ func (a *Demand) leaves(values []float64) bool {
 
 // slack returns the tolerance of taking a's count from some of its shards.
 func (a *Demand) slack(shards int, floor float64) float64 {
-	return exact.Tolerance(a.Count, a.Definition.Shard().Capacity*float64(shards), floor)
+	return bucket.Tolerance(a.Count, a.Definition.Shard().Capacity*float64(shards), floor)
 }
 
 // rounds is how many subtractions one tolerance covers.

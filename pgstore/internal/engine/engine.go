@@ -359,3 +359,11 @@ func mostRefused(tickets []*Ticket) bool {
 	}
 	return 2*refused > len(tickets)
 }
+
+// decider returns the Decider of calls that wait for await.
+func (e *Engine) decider(await *awaited) table.Decider {
+	if await != nil && await.part {
+		return e.table.Part()
+	}
+	return e.decides
+}

@@ -8,7 +8,6 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/exact"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
@@ -42,7 +41,7 @@ func newEntry(c *Config, a *decide.Demand) *Entry {
 	e.spent.definition = &e.template.Definition
 	e.demand.begun = c.moment().mono
 	e.paid = e.template.Paid()
-	if decide.Constant(a.Limit) {
+	if _, ok := decide.Constant(a.Limit); ok {
 		e.limit = a.Limit
 	}
 	return e
@@ -50,7 +49,7 @@ func newEntry(c *Config, a *decide.Demand) *Entry {
 
 // leastOf returns the least count that is handed out: a smaller one cannot be told from 0.
 func leastOf(d *bucket.Definition) float64 {
-	return max(exact.Tolerance(d.Capacity, 0, 0), 1e-300)
+	return max(bucket.Tolerance(d.Capacity, 0, 0), 1e-300)
 }
 
 // lock locks mu, and returns the moment.
