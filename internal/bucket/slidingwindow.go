@@ -69,7 +69,7 @@ func (d *Definition) slotStart(s State, later int64) int64 {
 
 // slotTolerance returns the tolerance of a decision about n tokens of s.
 func (d *Definition) slotTolerance(s State, n float64) float64 {
-	return Tolerance(s.Slots.Greatest(n), d.Rate, 0)
+	return Tolerance(s.Slots.Totals[len(s.Slots.Totals)-1], n, d.Rate)
 }
 
 // take counts n in the first slot with room for it. While s is paused, that slot begins when the

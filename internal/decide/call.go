@@ -104,7 +104,7 @@ func (v Verb) Call(met Met, demands []Demand, reserve bool, requests []ratelimit
 // Met returns the limit of a request if it was found valid before, otherwise nil. [Definitions]
 // implements it.
 type Met interface {
-	of(r *ratelimit.Request) *validated
+	of(r ratelimit.Request) *validated
 }
 
 // validated is a valid limit with its definition.
@@ -315,7 +315,7 @@ func (c *Call) add(met Met, r *ratelimit.Request) error {
 	var d bucket.Definition
 	noted := false
 	if met != nil {
-		if v := met.of(r); v != nil {
+		if v := met.of(*r); v != nil {
 			d, noted = v.definition, true
 		}
 	}

@@ -26,7 +26,7 @@ func (s *Definitions) Plain(verb Verb, reserve bool, demands []Demand, requests 
 	if verb != All || reserve || len(requests) != 1 {
 		return call, false
 	}
-	v := s.of(&requests[0])
+	v := s.of(requests[0])
 	if v == nil || !v.allows(&requests[0]) {
 		return call, false
 	}
@@ -42,7 +42,7 @@ func (v *validated) allows(r *ratelimit.Request) bool {
 // of returns the limit of a request, nil unless it was called and needs neither be validated nor noted
 // again. A limit of which the key has another definition does, and so does one behind a pointer,
 // since it may have changed.
-func (s *Definitions) of(r *ratelimit.Request) *validated {
+func (s *Definitions) of(r ratelimit.Request) *validated {
 	name, ok := Constant(r.Limit)
 	if !ok || r.Overridden {
 		return nil

@@ -32,7 +32,10 @@ func (c *Call) reportGranted(s *ratelimit.Status, i int, changes []Change, known
 	if a.Sharded() {
 		*s = a.takenAmong(known.States[i], changes, known.At)
 	} else {
-		a.reportTaken(s, changes[0].After, known.At)
+		d := &a.Definition
+		at, due, settled := a.counts(d, changes[0].After, known.At)
+		h := holdingOf(d, settled, at)
+		a.report(s, true, &h, at, due)
 	}
 	s.Taken = a.Count
 	if c.AtMost() {
@@ -206,9 +209,7 @@ func (c *Call) Refused(v View) ratelimit.Result {
 // Credited returns the status of r's limit after its count came back. It is OK unless there still
 // is debt or a pause; then RetryAt is the end of those.
 func Credited(r ratelimit.Request, states []bucket.State, now time.Time) ratelimit.Status {
-	a := Demand{Request: r, Definition: bucket.Definition(r.Limit.Definition())}
-	a.Count = 0
-	status := a.found(false, states, now)
+	status := Shown(r.Limit, r.Key, states, now)
 	status.Request = r
 	return status
 }
@@ -241,15 +242,6 @@ func outweighs(s, t ratelimit.Status) bool {
 		return s.RetryAt.After(t.RetryAt)
 	}
 	return s.Remaining < t.Remaining
-}
-
-// reportTaken sets s, which is zero, to the status of a, which has one row; after is the row after
-// the take at now.
-func (a *Demand) reportTaken(s *ratelimit.Status, after bucket.State, now time.Time) {
-	d := &a.Definition
-	at, due, settled := a.counts(d, after, now)
-	h := holdingOf(d, settled, at)
-	a.report(s, true, &h, at, due)
 }
 
 // takenAmong returns the status of a after changes of its shards; states has all of its shards

@@ -88,7 +88,8 @@ func (a *Demand) spreadAhead(now time.Time, states []bucket.State, floor float64
 // below floor: the rows must count all the tokens, or would grant the missing ones again and again.
 func (a *Demand) draw(values []float64, floor float64) (counts []float64, ok bool) {
 	counts = make([]float64, len(values))
-	order := fullestFirst(values)
+	order := UpTo(len(values)) // the fullest first
+	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(values[j], values[i]) })
 	if best := order[0]; values[best]-floor >= a.Count-a.slack(1, floor) {
 		counts[best] = a.Count
 		return counts, true
@@ -124,12 +125,6 @@ func (a *Demand) slack(shards int, floor float64) float64 {
 
 // rounds is how many subtractions one tolerance covers.
 const rounds = 64
-
-func fullestFirst(values []float64) []int {
-	order := UpTo(len(values))
-	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(values[j], values[i]) })
-	return order
-}
 
 // level returns the highest value, at least floor, above which the shards together have a's count.
 // If all of them end at that value, the last of them is ready as early as possible.

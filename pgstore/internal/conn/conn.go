@@ -54,7 +54,8 @@ const (
 
 // Open makes a Conn ready for use.
 func (c *Conn) Open() {
-	c.Work.open()
+	c.Work.over = make(chan struct{})
+	c.Work.Opened, c.Work.shut = context.WithCancel(context.Background())
 	if c.Pool != nil {
 		c.seats = make(chan struct{}, min(c.Pool.Config().MaxConns/4, 4))
 	}
@@ -173,11 +174,6 @@ type Work struct {
 }
 
 const closing = math.MinInt64 / 2
-
-func (w *Work) open() {
-	w.over = make(chan struct{})
-	w.Opened, w.shut = context.WithCancel(context.Background())
-}
 
 // Begin counts a call until End. After Close it returns ErrClosed, and the caller must not call End.
 func (w *Work) Begin(ctx context.Context) error {

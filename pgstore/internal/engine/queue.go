@@ -139,8 +139,8 @@ func (e *Engine) requeue(tickets []*Ticket) {
 // queueForLocked returns the queue of a locked row, and notes that a call waits for it. It needs mu.
 func (e *Engine) queueForLocked(row decide.Row, p *Pending) *batch.Queue[*Pending] {
 	p.locked.Store(&row)
-	if e.memory != nil && !p.Extra {
-		e.memory.Waits(p)
+	if e.Memory != nil && !p.Extra {
+		e.Memory.Waits(p)
 	}
 	return e.queueOf(row)
 }

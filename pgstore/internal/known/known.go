@@ -14,22 +14,18 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// Known is what a process remembers of limits. It is safe for concurrent use, but for OnChange.
+// Known is what a process remembers of limits. It is safe for concurrent use; OnChange is set before.
 type Known struct {
 	Definitions decide.Definitions
 	Shards      Shards
 
-	changed func(decide.Key)
+	OnChange func(decide.Key) // is called for each key whose rows this process has changed; nil for none
 }
-
-// OnChange sets the function that is called for each key whose rows this process has changed. It must
-// be called before the Known is in use.
-func (k *Known) OnChange(changed func(decide.Key)) { k.changed = changed }
 
 // Changed reports that the rows of a key have changed.
 func (k *Known) Changed(key decide.Key) {
-	if k.changed != nil {
-		k.changed(key)
+	if k.OnChange != nil {
+		k.OnChange(key)
 	}
 }
 
@@ -57,9 +53,9 @@ func (k *Known) Question(requests ...ratelimit.Request) (decide.Call, error) {
 // or savepoint of the changes, and session identifies its connection. session is nil for committed
 // changes.
 func (k *Known) Granted(call *decide.Call, changes []decide.Change, at time.Time, xid string, session any) ratelimit.Result {
-	if k.changed != nil {
+	if k.OnChange != nil {
 		for i := range changes {
-			k.changed(changes[i].Key)
+			k.OnChange(changes[i].Key)
 		}
 	}
 	view := decide.View{At: at.UTC()}

@@ -121,7 +121,8 @@ func (t plainTable) lockRows(ctx context.Context, pooled *pgxpool.Conn, d *Decis
 	}
 	t.QueueBounds(batch, 0) // from here on the transaction waits only for locks of the whole table
 	rows := &Rows{Rows: d.Rows}
-	t.queueLock(batch, rows, now)
+	names, keys, shards := rows.columns()
+	batch.Queue(t.common["lock"], names, keys, shards).Query(rows.scan(now)) // those that exist, and that no other transaction has locked
 	return rows, pooled.SendBatch(ctx, batch).Close()
 }
 

@@ -201,23 +201,19 @@ func (g *Grant) inPart() bool {
 // scanPart returns the function that reads the rows of a statement for several grants of a part. Of a window
 // at is the clock before the statement; of a bucket, the row has it.
 func scanPart(grants []Grant, at, now *time.Time) func(pgx.Rows) error {
-	return func(rows pgx.Rows) error {
-		var (
-			r     returned
-			row   = grants[0].Row
-			shard int32
-		)
-		_, err := pgx.ForEachRow(rows, []any{&row.Key.Key, &shard, &r.value, &r.ts}, func() error {
-			row.Shard = int(shard)
-			i := sort.Search(len(grants), func(i int) bool { return grants[i].Compare(row) >= 0 })
-			if r.at = r.ts; at.After(r.ts.Time) {
-				r.at.Time = *at
-			}
-			r.report(&grants[i], now)
-			return nil
-		})
-		return err
-	}
+	var (
+		r     returned
+		row   = grants[0].Row
+		shard int32
+	)
+	return each([]any{&row.Key.Key, &shard, &r.value, &r.ts}, func() {
+		row.Shard = int(shard)
+		i := sort.Search(len(grants), func(i int) bool { return grants[i].Compare(row) >= 0 })
+		if r.at = r.ts; at.After(r.ts.Time) {
+			r.at.Time = *at
+		}
+		r.report(&grants[i], now)
+	})
 }
 
 const hasPartsSQL = `SELECT to_regproc('get_shard_id_for_distribution_column') IS NOT NULL`

@@ -105,24 +105,15 @@ func (r *returned) report(g *Grant, now *time.Time) {
 // scanGrants returns the function that reads the rows of a statement for several grants of one
 // kind. With prefetch, they have the number of prefetched tokens.
 func scanGrants(grants []*Grant, prefetch bool, now *time.Time) func(pgx.Rows) error {
-	return func(rows pgx.Rows) error {
-		var (
-			r returned
-			i int64
-		)
-		fields := r.fields(grants[0])
-		if prefetch {
-			fields = append(fields, &r.more)
-		}
-		fields = append(fields, &i)
-		for rows.Next() {
-			if err := rows.Scan(fields...); err != nil {
-				return err
-			}
-			r.report(grants[i-1], now)
-		}
-		return rows.Err()
+	var (
+		r returned
+		i int64
+	)
+	fields := r.fields(grants[0])
+	if prefetch {
+		fields = append(fields, &r.more)
 	}
+	return each(append(fields, &i), func() { r.report(grants[i-1], now) })
 }
 
 // bucketGrant returns the arguments of a grant, which takes a count from a row with enough tokens.

@@ -46,6 +46,14 @@ type Querier interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }
 
+// each returns the function that reads rows: it scans each into some fields, and calls do.
+func each(into []any, do func()) func(pgx.Rows) error {
+	return func(rows pgx.Rows) error {
+		_, err := pgx.ForEachRow(rows, into, func() error { do(); return nil })
+		return err
+	}
+}
+
 // texts holds the statements of a folder by the names of their files.
 type texts map[string]string
 

@@ -222,11 +222,6 @@ func readOut(ahead []float64) (out bucket.Out) {
 	return out
 }
 
-// outNumbers is the inverse of readOut.
-func outNumbers(out bucket.Out) []float64 {
-	return []float64{out.Tokens, float64(out.Until.Sub(epoch).Microseconds()) / 1e6}
-}
-
 // orNull returns a time as an argument; NULL for the zero time.
 func orNull(t time.Time) *time.Time {
 	if t.IsZero() {

@@ -62,14 +62,11 @@ func (t *Table) queueLockTimeout(batch *pgx.Batch, timeout, propagate string) {
 		return
 	}
 	batch.Queue(propagateSQL, "local")
-	batch.Queue("SET LOCAL lock_timeout = " + quoted(timeout))
+	batch.Queue("SET LOCAL lock_timeout = '" + strings.ReplaceAll(timeout, "'", "''") + "'") // a text of the server
 	if propagate != "local" {
 		batch.Queue(propagateSQL, propagate)
 	}
 }
-
-// quoted returns a literal of a text that comes from the server.
-func quoted(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }
 
 // milliseconds returns the value of a setting.
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
