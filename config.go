@@ -250,39 +250,29 @@ func joined(errs []error) error {
 	return errors.Join(errs...)
 }
 
-// fields are the fields that all kinds of limits share.
-type fields struct {
-	name        string
-	rate        float64
-	period      time.Duration
-	capacity    float64
-	maxReserved float64
-	shards      int
-}
-
-// check returns the bad fields of l. The arguments of faults.add are put into
-// interfaces, so it is called for faults only.
-func (l fields) check() faults {
-	f := faults{limit: l.name}
-	if reason := valid.Text(l.name, MaxNameLength); reason != "" {
-		f.add("Name", l.name, reason)
-	} else if l.name == "" {
-		f.add("Name", l.name, "must not be empty")
+// check returns the bad fields of l that all kinds of limits have. The arguments of faults.add are put
+// into interfaces, so it is called for faults only.
+func (l FixedWindow) check() faults {
+	f := faults{limit: l.Name}
+	if reason := valid.Text(l.Name, MaxNameLength); reason != "" {
+		f.add("Name", l.Name, reason)
+	} else if l.Name == "" {
+		f.add("Name", l.Name, "must not be empty")
 	}
-	if reason := badRate(l.rate); reason != "" {
-		f.add("Rate", l.rate, reason)
+	if reason := badRate(l.Rate); reason != "" {
+		f.add("Rate", l.Rate, reason)
 	}
-	if reason := valid.Amount(l.capacity); reason != "" && l.capacity != None && l.capacity != l.rate { // by default it is the rate
-		f.add("Capacity", l.capacity, reason)
+	if reason := valid.Amount(l.Capacity); reason != "" && l.Capacity != None && l.Capacity != l.Rate { // by default it is the rate
+		f.add("Capacity", l.Capacity, reason)
 	}
-	if reason := valid.Amount(l.maxReserved); reason != "" && l.maxReserved != None {
-		f.add("MaxReserved", l.maxReserved, reason)
+	if reason := valid.Amount(l.MaxReserved); reason != "" && l.MaxReserved != None {
+		f.add("MaxReserved", l.MaxReserved, reason)
 	}
-	if reason := badPeriod(l.period); reason != "" {
-		f.add("Period", l.period, reason)
+	if reason := badPeriod(l.Period); reason != "" {
+		f.add("Period", l.Period, reason)
 	}
-	if reason := badShards(l.shards); reason != "" {
-		f.add("Shards", l.shards, reason)
+	if reason := badShards(l.Shards); reason != "" {
+		f.add("Shards", l.Shards, reason)
 	}
 	if f.errs == nil { // the checks below compare fields that are valid by themselves
 		l.checkTogether(&f)
@@ -290,16 +280,16 @@ func (l fields) check() faults {
 	return f
 }
 
-func (l fields) checkTogether(f *faults) {
-	if l.capacity == 0 && l.rate < 1 {
-		f.add("Rate", l.rate, "can never grant a whole token while Capacity is left out and so is the same: "+
+func (l FixedWindow) checkTogether(f *faults) {
+	if l.Capacity == 0 && l.Rate < 1 {
+		f.add("Rate", l.Rate, "can never grant a whole token while Capacity is left out and so is the same: "+
 			"set Capacity to 1 or more, or state the rate over a longer period")
 	}
-	if l.capacity/l.rate*float64(l.period) > float64(MaxSpan) {
-		f.add("Capacity", l.capacity, fmt.Sprintf("must fill within %v at this rate", MaxSpan))
+	if l.Capacity/l.Rate*float64(l.Period) > float64(MaxSpan) {
+		f.add("Capacity", l.Capacity, fmt.Sprintf("must fill within %v at this rate", MaxSpan))
 	}
 	if reason := l.thinShards(); reason != "" {
-		f.add("Shards", l.shards, reason)
+		f.add("Shards", l.Shards, reason)
 	}
 }
 

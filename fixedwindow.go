@@ -144,11 +144,11 @@ func (l FixedWindow) ForN(key string, n float64) Request {
 
 // Validate implements [Limit].
 func (l FixedWindow) Validate() error {
-	period := l.Period
-	if l.Every != 0 && period == 0 {
-		period = max(l.Every.Longest(), time.Microsecond)
+	w := l
+	if l.Every != 0 && l.Period == 0 {
+		w.Period = max(l.Every.Longest(), time.Microsecond)
 	}
-	f := fields{l.Name, l.Rate, period, l.Capacity, l.MaxReserved, l.Shards}.check()
+	f := w.check()
 	if y := l.Start.UTC().Year(); y < 1 || y > 9999 {
 		f.add("Start", l.Start, "must be in the years 1 to 9999")
 	}

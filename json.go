@@ -155,7 +155,7 @@ func (r *reader) limit() Limit {
 	w.Capacity = r.amount("capacity", `must be a number or "none"`)
 	w.MaxReserved = r.maxReserved()
 	w.Shards = take[int](r, "shards", "must be a whole number")
-	w.Start = r.start()
+	w.Start = parsed(r, "start", `must be an instant such as "2025-01-06T00:00:00Z"`, parseStart)
 	w.Every = parsed(r, "every", badUnit, ParseUnit)
 	w.Zone = take[string](r, "zone", "must be the name of a time zone")
 	w.Anchor = parsed(r, "anchor", badDate, ParseDate)
@@ -275,18 +275,12 @@ func (r *reader) maxReserved() float64 {
 	return r.amount("maxReserved", `must be a number, "none" or "unlimited"`)
 }
 
-func (r *reader) start() time.Time {
-	const reason = `must be an instant such as "2025-01-06T00:00:00Z"`
-	_, given := r.raw["start"]
-	text := take[string](r, "start", reason)
-	if !given || r.faults.have("start") {
-		return time.Time{}
-	}
+func parseStart(text string) (time.Time, error) {
 	start, err := time.Parse(time.RFC3339, text)
-	if err != nil || start.IsZero() { // the zero time would be no start
-		r.faults.add("start", text, reason)
+	if start.IsZero() {
+		err = errors.New("would be no start")
 	}
-	return start
+	return start, err
 }
 
 // jsonValue returns a value for a FieldError: a text without its quotes, a number or

@@ -1,9 +1,10 @@
 package ratelimit
 
 import (
+	"strings"
 	"time"
 
-	"github.com/pgratelimit/ratelimit/internal/exact"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
@@ -49,6 +50,27 @@ func (r Request) Above(share float64) Request {
 	r.AboveShare = share
 	return r
 }
+
+// Key joins the parts of a key with colons, as in Key("org 7", "alice"), which is "org
+// 7:alice". Different parts make different keys: a colon or a backslash within a part has a
+// backslash before it, so that a user named "alice:admin" does not share the key of
+// Key("alice", "admin").
+func Key(part string, parts ...string) string {
+	if len(parts) == 0 && !strings.ContainsAny(part, keySpecial) {
+		return part
+	}
+	var b strings.Builder
+	keyEscaper.WriteString(&b, part) // a strings.Builder takes all that it is given
+	for _, p := range parts {
+		b.WriteByte(':')
+		keyEscaper.WriteString(&b, p)
+	}
+	return b.String()
+}
+
+const keySpecial = `:\`
+
+var keyEscaper = strings.NewReplacer(`\`, `\\`, `:`, `\:`)
 
 // Status is the state of one limit and key that a call found.
 type Status struct {
@@ -135,7 +157,7 @@ func (s Status) Share() float64 {
 // see all taken tokens. Then it may be true for more than one call, or for none.
 func (s Status) Crossed(share float64) bool {
 	kept := s.Capacity * (1 - share)
-	kept += exact.Tolerance(kept, s.Capacity, 0)
+	kept += bucket.Tolerance(kept, s.Capacity, 0)
 	return s.OK && s.Value <= kept && s.Before > kept
 }
 
@@ -200,22 +222,7 @@ type Result struct {
 	// [ModeRefuse], the others are not asked, and the At of their Status is zero.
 	Several []Status
 
-	// Receipt records the tokens that a call took, row by row. It is opaque. A store's Settle replaces
-	// the tokens taken by the tokens used, and Cancel gives them back, once. It is safe for concurrent
-	// use, and copies of a Result share it.
-	//
-	// Another process can settle a receipt that it reads as text of some hundred bytes. MarshalText and
-	// UnmarshalText make it a string in JSON; Value and Scan store it in a column of type text.
-	//
-	//   - Store the text with the work, in the transaction that took. Then a take that was rolled back
-	//     leaves no receipt, not even after a crash of the server.
-	//   - Two receipts read from the same text do not know of each other. So settle in the transaction
-	//     that finishes the work, if it finds the work unfinished.
-	//   - Do not give the text to clients. It contains the limits' names and keys and is not signed: a
-	//     client that changes it could give tokens away. Logs and prints show a receipt without keys.
-	//
-	// NULL and an empty text are read as the zero Receipt, which belongs to a call that took nothing. Any
-	// other text that is not a receipt is [ErrInvalid].
+	// Receipt records the tokens that a call took, to settle or cancel it.
 	Receipt *Receipt `json:"-"`
 }
 

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/bucket"
-	"github.com/pgratelimit/ratelimit/internal/exact"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 	"github.com/pgratelimit/ratelimit/internal/valid"
 )
@@ -150,7 +149,7 @@ func (p *portion) due(tokens float64, from time.Time) time.Time {
 	case len(p.left) == 1:
 		return p.dueInRow(tokens)
 	}
-	slack := exact.Tolerance(tokens, p.Taken, p.Capacity) / 2
+	slack := bucket.Tolerance(tokens, p.Taken, p.Capacity) / 2
 	least, most := from.UnixMicro(), bucket.Later(from, p.RetryAt).UnixMicro()
 	for least < most {
 		middle := least + (most-least)/2
@@ -167,7 +166,7 @@ func (p *portion) due(tokens float64, from time.Time) time.Time {
 func (p *portion) dueInRow(tokens float64) time.Time {
 	left := p.left[0]
 	s := bucket.State{Value: left.Value + (p.Taken - tokens), TS: left.TS, Paused: left.Paused}
-	if s.Value < -exact.Tolerance(s.Value, tokens, p.shard.Capacity) {
+	if s.Value < -bucket.Tolerance(s.Value, tokens, p.shard.Capacity) {
 		return p.shard.When(s, 0)
 	}
 	return bucket.Later(bucket.Later(p.At, s.TS), s.Paused)
@@ -200,7 +199,7 @@ func (p *portion) part(tokens, before float64, due time.Time) Status {
 	}
 	if rest := p.Taken - before; rest > 0 {
 		s.Value += rest
-		s.Remaining = int64(max(0, math.Floor(s.Value+exact.Tolerance(s.Value, 1, s.Capacity))))
+		s.Remaining = int64(max(0, math.Floor(s.Value+bucket.Tolerance(s.Value, 1, s.Capacity))))
 	}
 	s.Before = s.Value + tokens
 	return s
@@ -254,7 +253,7 @@ func (p *portion) mayBe(parts [][]float64, k int) error {
 	for _, part := range parts {
 		sum += part[k]
 	}
-	if slack := exact.Tolerance(sum, p.Taken, 0) * float64(1+len(parts)); math.Abs(sum-p.Taken) > slack {
+	if slack := bucket.Tolerance(sum, p.Taken, 0) * float64(1+len(parts)); math.Abs(sum-p.Taken) > slack {
 		return &FieldError{Field: "Parts", Value: sum, Reason: fmt.Sprintf("must have all %g tokens that were taken from limit %s", p.Taken, quoteShort(NameOf(p.Request.Limit)))}
 	}
 	return nil

@@ -23,12 +23,12 @@ func badShards(shards int) string {
 
 // thinShards returns why the shards of a limit hold too little, or "". With less than a token each,
 // every call would have to take from several, which is slower than one row for all.
-func (l fields) thinShards() string {
-	holds, field := orDefault(l.capacity, l.rate), "Capacity"
+func (l FixedWindow) thinShards() string {
+	holds, field := orDefault(l.Capacity, l.Rate), "Capacity"
 	if holds == 0 {
-		holds, field = orDefault(l.maxReserved, math.Inf(1)), "MaxReserved"
+		holds, field = orDefault(l.MaxReserved, math.Inf(1)), "MaxReserved"
 	}
-	if l.shards > 1 && float64(l.shards) > holds {
+	if l.Shards > 1 && float64(l.Shards) > holds {
 		return fmt.Sprintf("leaves each shard less than one token of %s %g", field, holds)
 	}
 	return ""

@@ -72,7 +72,7 @@ func (l SlidingWindow) Validate() error {
 	if badRate(l.Rate) == "" {
 		capacity = l.Rate
 	}
-	f := fields{l.Name, l.Rate, l.Period, capacity, l.MaxReserved, l.Shards}.check()
+	f := FixedWindow{Name: l.Name, Rate: l.Rate, Period: l.Period, Capacity: capacity, MaxReserved: l.MaxReserved, Shards: l.Shards}.check()
 	if l.Rate < 1 && !f.have("Rate") {
 		f.add("Rate", l.Rate, "can never grant a whole token, since no window holds more: state the rate over a longer period")
 	}

@@ -48,7 +48,7 @@ func (l TokenBucket) ForN(key string, n float64) Request {
 
 // Validate implements [Limit].
 func (l TokenBucket) Validate() error {
-	f := fields{l.Name, l.Rate, l.Period, l.Capacity, l.MaxReserved, l.Shards}.check()
+	f := FixedWindow{Name: l.Name, Rate: l.Rate, Period: l.Period, Capacity: l.Capacity, MaxReserved: l.MaxReserved, Shards: l.Shards}.check()
 	return f.err()
 }
 

@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -35,17 +36,10 @@ func (s *Store) Permits() Permits { return Permits{s} }
 // bounds the call.
 func (p Permits) Acquire(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (permit ratelimit.Permit, err error) {
 	s := p.store
-	w := s.watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn, rates...)
-	defer func() { w.ReportAcquire(permit, &request, err) }()
-	asked, err := s.asked(&request, rates)
-	if err != nil {
-		return ratelimit.Permit{}, err
-	}
-	if refused, ok := decide.PermitRefused(asked, s.conn.Instant()); ok {
-		return refused, nil
-	}
-	permit, err = s.permits.Acquire(ctx, asked)
-	return s.withRates(ctx, permit, err, rates)
+	return s.acquire(ctx, ratelimit.FormOwn, s.usable(), request, rates, func(asked []ratelimit.PermitRequest) (ratelimit.Permit, error) {
+		permit, err := s.permits.Acquire(ctx, asked)
+		return s.withRates(ctx, permit, err, rates)
+	})
 }
 
 // AcquireWait is [Permits.Acquire], and waits for a permit until ctx ends; the error is then that
@@ -66,25 +60,18 @@ func (p Permits) Acquire(ctx context.Context, request ratelimit.PermitRequest, r
 // Do not call it while you hold a transaction open.
 func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (permit ratelimit.Permit, err error) {
 	s := p.store
-	w := s.watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn, rates...)
-	defer func() { w.ReportAcquire(permit, &request, err) }()
-	asked, err := s.asked(&request, rates)
-	if err != nil {
-		return ratelimit.Permit{}, err
-	}
-	if refused, ok := decide.PermitRefused(asked, s.conn.Instant()); ok { // nobody waits
-		return refused, nil
-	}
-	inner, end, err := s.conn.Work.BeginSpan(ctx)
-	if err != nil {
-		return ratelimit.Permit{}, err
-	}
-	defer end()
-	permit, err = s.permits.Await(inner, request)
-	if err != nil && ctx.Err() == nil && errors.Is(err, context.Canceled) {
-		return ratelimit.Permit{}, conn.ErrClosed
-	}
-	return s.withRates(inner, permit, err, rates)
+	return s.acquire(ctx, ratelimit.FormOwn, s.usable(), request, rates, func([]ratelimit.PermitRequest) (ratelimit.Permit, error) {
+		inner, end, err := s.conn.Work.BeginSpan(ctx)
+		if err != nil {
+			return ratelimit.Permit{}, err
+		}
+		defer end()
+		permit, err := s.permits.Await(inner, request)
+		if err != nil && ctx.Err() == nil && errors.Is(err, context.Canceled) {
+			return ratelimit.Permit{}, conn.ErrClosed
+		}
+		return s.withRates(inner, permit, err, rates)
+	})
 }
 
 // AcquireTx is [Permits.Acquire] inside tx: the permit is held, and the tokens of the rates are
@@ -100,37 +87,49 @@ func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitReques
 // open.
 func (p Permits) AcquireTx(ctx context.Context, tx pgx.Tx, request ratelimit.PermitRequest, rates ...ratelimit.Request) (permit ratelimit.Permit, err error) {
 	s := p.store
-	w := s.watch(ctx, ratelimit.VerbAcquire, ratelimit.FormTx, rates...)
-	defer func() { w.ReportAcquire(permit, &request, err) }()
-	if err := s.usableIn(tx); err != nil {
-		return ratelimit.Permit{}, err
-	}
-	asked, err := s.asked(&request, rates)
-	if err != nil {
-		return ratelimit.Permit{}, err
-	}
-	if refused, ok := decide.PermitRefused(asked, s.conn.Instant()); ok {
-		return refused, nil
-	}
-	var result ratelimit.Result
-	ask := func() (granted bool, err error) {
-		if len(rates) == 0 || result.OK {
-			return true, nil
+	return s.acquire(ctx, ratelimit.FormTx, s.usableIn(tx), request, rates, func(asked []ratelimit.PermitRequest) (ratelimit.Permit, error) {
+		var result ratelimit.Result
+		permit, err := s.permits.AcquireIn(ctx, tx, asked, func() (granted bool, err error) {
+			if len(rates) == 0 || result.OK {
+				return true, nil
+			}
+			result, err = s.decideTx(ctx, tx, decide.All, false, rates)
+			return result.OK, err
+		})
+		if err != nil {
+			return ratelimit.Permit{}, err
 		}
-		result, err = s.decideTx(ctx, tx, decide.All, false, rates)
-		return result.OK, err
+		permit.Rates = result
+		if !permit.OK && result.OK { // another took the last permit meanwhile
+			permit.Rates = ratelimit.Result{}
+			if _, err := s.CancelTx(ctx, tx, result.Receipt); err != nil {
+				return ratelimit.Permit{}, err
+			}
+		}
+		return permit, nil
+	})
+}
+
+// acquire runs do for the parts of a request, unless it is invalid, or refused by a mode.
+func (s *Store) acquire(ctx context.Context, form ratelimit.Form, invalid error, request ratelimit.PermitRequest, rates []ratelimit.Request, do func(asked []ratelimit.PermitRequest) (ratelimit.Permit, error)) (permit ratelimit.Permit, err error) {
+	w := s.watch(ctx, ratelimit.VerbAcquire, form, rates...)
+	defer func() { w.ReportAcquire(permit, &request, err) }()
+	if invalid != nil {
+		return ratelimit.Permit{}, invalid
 	}
-	if permit, err = s.permits.AcquireIn(ctx, tx, asked, ask); err != nil {
+	if err := s.known.Definitions.NotePermits(&request); err != nil {
 		return ratelimit.Permit{}, err
 	}
-	permit.Rates = result
-	if !permit.OK && result.OK { // another took the last permit meanwhile
-		permit.Rates = ratelimit.Result{}
-		if _, err := s.CancelTx(ctx, tx, result.Receipt); err != nil {
+	if len(rates) > 0 {
+		if _, err := s.known.Definitions.Call(decide.All, false, nil, rates); err != nil {
 			return ratelimit.Permit{}, err
 		}
 	}
-	return permit, nil
+	asked := request.Parts()
+	if refused, ok := decide.PermitRefused(asked, s.conn.Instant()); ok {
+		return refused, nil
+	}
+	return do(asked)
 }
 
 // Renew has the permit's lease end a Lease from now, and returns it so. If it is not held any
@@ -153,17 +152,7 @@ func (p Permits) Renew(ctx context.Context, permit ratelimit.Permit) (renewed ra
 // [ratelimit.ErrLeaseLost], and nothing has changed: to release twice does no harm. For one
 // that is locked it waits as [Permits.Renew] does.
 func (p Permits) Release(ctx context.Context, permit ratelimit.Permit) (err error) {
-	s := p.store
-	w := s.watch(ctx, ratelimit.VerbRelease, ratelimit.FormOwn)
-	defer func() { w.ReportPermit(permit, err) }()
-	if err := s.held(permit); err != nil {
-		return err
-	}
-	if err := s.permits.Release(ctx, permit); err != nil {
-		return err
-	}
-	s.permits.Released(permit)
-	return nil
+	return p.store.release(ctx, ratelimit.FormOwn, nil, permit, func() error { return p.store.permits.Release(ctx, permit) })
 }
 
 // ReleaseTx is [Permits.Release] inside tx, for the transaction that finishes the work: if that
@@ -171,16 +160,17 @@ func (p Permits) Release(ctx context.Context, permit ratelimit.Permit) (err erro
 // or somebody else does the same work. So a transaction that commits has held its permit until
 // then. At REPEATABLE READ and SERIALIZABLE a permit that was renewed after tx began is a 40001.
 func (p Permits) ReleaseTx(ctx context.Context, tx pgx.Tx, permit ratelimit.Permit) (err error) {
-	s := p.store
-	w := s.watch(ctx, ratelimit.VerbRelease, ratelimit.FormTx)
+	return p.store.release(ctx, ratelimit.FormTx, p.store.usableIn(tx), permit, func() error { return p.store.permits.ReleaseIn(ctx, tx, permit) })
+}
+
+// release runs do for a permit, unless the call is invalid, and notes that its holder has released it.
+func (s *Store) release(ctx context.Context, form ratelimit.Form, invalid error, permit ratelimit.Permit, do func() error) (err error) {
+	w := s.watch(ctx, ratelimit.VerbRelease, form)
 	defer func() { w.ReportPermit(permit, err) }()
-	if err := s.usableIn(tx); err != nil {
+	if err := cmp.Or(invalid, s.held(permit)); err != nil {
 		return err
 	}
-	if err := s.held(permit); err != nil {
-		return err
-	}
-	if err := s.permits.ReleaseIn(ctx, tx, permit); err != nil {
+	if err := do(); err != nil {
 		return err
 	}
 	s.permits.Released(permit)
@@ -291,22 +281,6 @@ func (p Permits) prune(ctx context.Context, limits []ratelimit.InFlight, each fu
 		}
 	}
 	return rows, nil
-}
-
-// asked returns the parts of a request, once all of it has been looked at and noted.
-func (s *Store) asked(request *ratelimit.PermitRequest, rates []ratelimit.Request) ([]ratelimit.PermitRequest, error) {
-	if err := s.usable(); err != nil {
-		return nil, err
-	}
-	if err := s.known.Definitions.NotePermits(request); err != nil {
-		return nil, err
-	}
-	if len(rates) > 0 {
-		if _, err := s.known.Definitions.Call(decide.All, false, nil, rates); err != nil {
-			return nil, err
-		}
-	}
-	return request.Parts(), nil
 }
 
 // inFlight is the key of a limit's permits, once it has been looked at and noted.

@@ -315,8 +315,8 @@ func (s *Store) AllowOnCommit(ctx context.Context, requests []ratelimit.Request,
 	}
 	switch level {
 	case "":
-		level = s.table.Level()
-	case pgx.RepeatableRead, pgx.ReadCommitted, pgx.ReadUncommitted, s.table.Level():
+		level = s.table.Level
+	case pgx.RepeatableRead, pgx.ReadCommitted, pgx.ReadUncommitted, s.table.Level:
 	default:
 		return ratelimit.Result{}, &ratelimit.FieldError{Field: "IsoLevel", Value: level, Reason: "must be one of pgx's, or empty, and not SERIALIZABLE with Config.Portable"}
 	}

@@ -4,7 +4,6 @@ import (
 	"math"
 	"time"
 
-	"github.com/pgratelimit/ratelimit/internal/exact"
 	"github.com/pgratelimit/ratelimit/internal/slots"
 )
 
@@ -70,7 +69,7 @@ func (d *Definition) slotStart(s State, later int64) int64 {
 
 // slotTolerance returns the tolerance of a decision about n tokens of s.
 func (d *Definition) slotTolerance(s State, n float64) float64 {
-	return exact.Tolerance(s.Slots.Greatest(n), d.Rate, 0)
+	return Tolerance(s.Slots.Totals[len(s.Slots.Totals)-1], n, d.Rate)
 }
 
 // take counts n in the first slot with room for it. While s is paused, that slot begins when the
@@ -78,7 +77,7 @@ func (d *Definition) slotTolerance(s State, n float64) float64 {
 // must be left in the current slots. For an allow, the caller has checked that s is not paused.
 func (*slidingWindow) take(d *Definition, s State, now time.Time, n, floor float64) (after State, ok bool) {
 	settled := d.Refill(s, now)
-	if n > d.Rate+exact.Tolerance(n, d.Rate, 0) {
+	if n > d.Rate+Tolerance(n, d.Rate, 0) {
 		return settled, false // no window has room; a shard may be asked for more than it holds
 	}
 	later := settled.Slots.First(n+max(0, floor), d.Rate, d.slotTolerance(settled, n), d.unpaused(settled, now))
@@ -176,7 +175,7 @@ func (*slidingWindow) resume(_ *Definition, _ string, settled State, _ Out, _ ti
 
 func (*slidingWindow) whole(d *Definition, s State, now time.Time, floor float64) float64 {
 	value := max(0, d.Refill(s, now).Value-floor)
-	return math.Floor(value + exact.Tolerance(value, 1, d.Capacity)/2)
+	return math.Floor(value + Tolerance(value, 1, d.Capacity)/2)
 }
 
 // together returns when every shard has a slot for its part of n.

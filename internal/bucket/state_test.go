@@ -120,6 +120,19 @@ func TestIdle(t *testing.T) {
 	}
 }
 
+// The tolerance goes by the largest number, whatever its sign.
+func TestTolerance(t *testing.T) {
+	const factor = 64 * 0x1p-52
+	for _, v := range []float64{0, 1, -3, 1e12} {
+		want := max(v, -v) * factor
+		for _, got := range []float64{bucket.Tolerance(v, 0, 0), bucket.Tolerance(0, v, 0), bucket.Tolerance(0, 0, v)} {
+			if got != want {
+				t.Errorf("Tolerance of %v = %v, want %v", v, got, want)
+			}
+		}
+	}
+}
+
 // Rows know whole microseconds. A pause that ends between two of them is not over at the first.
 func TestPauseRoundsUp(t *testing.T) {
 	next := t7.Add(time.Microsecond)

@@ -14,7 +14,6 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
-	"github.com/pgratelimit/ratelimit/internal/exact"
 	"github.com/pgratelimit/ratelimit/internal/valid"
 )
 
@@ -42,6 +41,66 @@ type Demand struct {
 	noted      bool    // the definition comes from Definitions, which has checked it
 }
 
+// Key names the state of a limit for a key: all rows with this name and key.
+type Key struct{ Name, Key string }
+
+// Row names a row of the table.
+type Row struct {
+	Key
+	Shard int
+}
+
+// Change is a call's change of one row.
+type Change struct {
+	Row
+	Demand     int               // the call's demand that it serves
+	Definition bucket.Definition // of one shard
+	Count      float64           // tokens to take
+	Floor      float64           // the lowest value to leave behind
+	Before     bucket.State      // the row as it was read; zero if it was not
+	Past       time.Time         // an instant known to be past; zero if none is
+	Slot       int64             // of tokens that are given back, in limits with slots
+	After      bucket.State      // the changed row
+}
+
+// Verb says how the requests of a call belong together.
+type Verb uint8
+
+// The verbs.
+const (
+	All    Verb = iota // all or nothing
+	Look               // as All, without taking
+	AtMost             // as many whole tokens as there are
+	First              // from the first that can grant
+)
+
+// Observed returns the name under which observers see the verb.
+func (v Verb) Observed(reserve bool) ratelimit.Verb {
+	switch {
+	case v == Look:
+		return ratelimit.VerbCheck
+	case v == AtMost:
+		return ratelimit.VerbAllowAtMost
+	case v == First:
+		return ratelimit.VerbAllowFirst
+	case reserve:
+		return ratelimit.VerbReserve
+	}
+	return ratelimit.VerbAllow
+}
+
+// Call returns the call of requests without modes. Its errors are those of [New], [NewAtMost] or
+// [NewFirst]. See NewIn for met and demands.
+func (v Verb) Call(met Met, demands []Demand, reserve bool, requests []ratelimit.Request) (Call, error) {
+	switch v {
+	case AtMost:
+		return NewAtMost(requests[0])
+	case First:
+		return NewFirst(requests...)
+	}
+	return NewIn(met, demands, reserve, requests...)
+}
+
 // Met returns the limit of a request if it was found valid before, otherwise nil. [Definitions]
 // implements it.
 type Met interface {
@@ -53,15 +112,6 @@ type validated struct {
 	limit      ratelimit.Limit
 	definition bucket.Definition
 	most       float64 // the largest count of a plain call; 0 if no call of the limit is plain
-}
-
-// Key names the state of a limit for a key: all rows with this name and key.
-type Key struct{ Name, Key string }
-
-// Row names a row of the table.
-type Row struct {
-	Key
-	Shard int
 }
 
 // Compare orders the rows of one call or batch.
@@ -193,7 +243,7 @@ func NewAtMost(r ratelimit.Request) (Call, error) {
 	}
 	floor := kept(&r, &d)
 	most := d.Most(floor)
-	r.Count = min(r.Count, math.Floor(most+exact.Tolerance(d.Capacity, 1, 0)))
+	r.Count = min(r.Count, math.Floor(most+bucket.Tolerance(d.Capacity, 1, 0)))
 	if r.Count < 1 {
 		r.Count = asked
 		return Call{}, &ratelimit.ExceedsCapacityError{Request: r, Most: most}
@@ -299,12 +349,6 @@ func (c *Call) add(met Met, r *ratelimit.Request) error {
 	return nil
 }
 
-// allows reports whether r, an allow, makes a Plain call and needs no other checks.
-func (v *validated) allows(r *ratelimit.Request) bool {
-	return r.Count >= 1 && r.Count <= v.most && r.AboveShare == 0 && r.Mode <= ratelimit.ModeEnforce &&
-		valid.Text(r.Key, ratelimit.MaxKeyLength) == ""
-}
-
 // sound reports whether r is valid, given that its limit is.
 func sound(r *ratelimit.Request, d *bucket.Definition) bool {
 	return valid.Text(r.Key, ratelimit.MaxKeyLength) == "" && valid.Count(r.Count, d.Capacity) == "" &&
@@ -329,7 +373,7 @@ func BadCredit(r ratelimit.Request) error {
 // exceeds returns an error if the count can never be granted.
 func (a *Demand) exceeds(reserve bool) error {
 	most := a.Definition.Most(a.Floor)
-	if a.Count <= most+exact.Tolerance(a.Count, most, 0)/2 {
+	if a.Count <= most+bucket.Tolerance(a.Count, most, 0)/2 {
 		return nil
 	}
 	return &ratelimit.ExceedsCapacityError{Request: a.Request, Reserve: reserve, Most: most}
@@ -403,3 +447,24 @@ func Resolved(catalog ratelimit.Catalog, requests []ratelimit.Request) []ratelim
 	}
 	return held
 }
+
+// Change returns a change that takes n tokens from one of a's shards; i is a's place in its call.
+func (a *Demand) Change(i, shard int, n float64) Change {
+	c := Change{Row: Row{a.KeyOf(), shard}, Demand: i, Definition: a.Definition, Count: n, Floor: a.Floor}
+	if a.Sharded() {
+		c.Definition, c.Floor = *a.Definition.Shard(), a.rowFloor()
+	}
+	return c
+}
+
+// rowFloor returns the lowest value that a may leave in one row. A share to leave in several rows
+// together binds none of them.
+func (a *Demand) rowFloor() float64 {
+	if a.Floor > 0 && a.Sharded() {
+		return 0
+	}
+	return a.Floor / float64(a.Definition.Shards)
+}
+
+// Divides reports whether changes take from several rows of one limit.
+func (c *Call) Divides(changes []Change) bool { return len(changes) > len(c.Demands) }

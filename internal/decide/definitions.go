@@ -9,6 +9,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/valid"
 )
 
 // Definitions is the definitions that a store has met, by name. Its zero value is ready,
@@ -17,6 +18,57 @@ type Definitions struct {
 	mu       sync.RWMutex
 	byName   map[string]*family
 	inFlight map[string]bool // names of limits of how many at once
+}
+
+// Plain returns the Plain call of a request, if its limit was called before. It reuses the slice
+// demands if it is large enough.
+func (s *Definitions) Plain(verb Verb, reserve bool, demands []Demand, requests []ratelimit.Request) (call Call, ok bool) {
+	if verb != All || reserve || len(requests) != 1 {
+		return call, false
+	}
+	v := s.of(requests[0])
+	if v == nil || !v.allows(&requests[0]) {
+		return call, false
+	}
+	return Call{Plain: true, Demands: append(demands[:0], Demand{Request: requests[0], Definition: v.definition, noted: true})}, true
+}
+
+// allows reports whether r, an allow, makes a Plain call and needs no other checks.
+func (v *validated) allows(r *ratelimit.Request) bool {
+	return r.Count >= 1 && r.Count <= v.most && r.AboveShare == 0 && r.Mode <= ratelimit.ModeEnforce &&
+		valid.Text(r.Key, ratelimit.MaxKeyLength) == ""
+}
+
+// of returns the limit of a request, nil unless it was called and needs neither be validated nor noted
+// again. A limit of which the key has another definition does, and so does one behind a pointer,
+// since it may have changed.
+func (s *Definitions) of(r ratelimit.Request) *validated {
+	name, ok := Constant(r.Limit)
+	if !ok || r.Overridden {
+		return nil
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	f := s.byName[name]
+	if f == nil || f.own[r.Key] != nil {
+		return nil
+	}
+	for i := range f.valid {
+		if v := &f.valid[i]; v.limit == r.Limit && (f.newest == v.definition || alike(f.newest, v.definition)) {
+			return v // which never changes
+		}
+	}
+	return nil
+}
+
+// Call returns the call of requests without modes, and notes its definitions. It reuses the slice demands
+// if it is large enough.
+func (s *Definitions) Call(verb Verb, reserve bool, demands []Demand, requests []ratelimit.Request) (Call, error) {
+	call, err := verb.Call(s, demands, reserve, requests)
+	if err != nil {
+		return Call{}, err
+	}
+	return call, s.NoteCall(&call)
 }
 
 // family is the definitions of one name, or of one key of it.
@@ -105,27 +157,6 @@ func inUse(name, field string, value any, kind string) error {
 	}
 }
 
-// of returns the limit of a request, nil unless it was called and needs neither be validated nor noted
-// again. A limit of which the key has another definition does, and so does one behind a pointer,
-// since it may have changed.
-func (s *Definitions) of(r ratelimit.Request) *validated {
-	if r.Overridden {
-		return nil
-	}
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	f := s.byName[ratelimit.NameOf(r.Limit)]
-	if f == nil || f.own[r.Key] != nil {
-		return nil
-	}
-	for i := range f.valid {
-		if v := &f.valid[i]; v.limit == r.Limit && (f.newest == v.definition || alike(f.newest, v.definition)) {
-			return v // which never changes
-		}
-	}
-	return nil
-}
-
 // NoteCall remembers the definitions of a call. One of a key's own override is none of the
 // name.
 func (s *Definitions) NoteCall(c *Call) error {
@@ -154,20 +185,24 @@ func (s *Definitions) NoteEdit(c *Call) error {
 	return nil
 }
 
-// Constant reports whether a limit can be compared and never changes: it is a value of one of the
+// Constant returns the name of a limit that can be compared and never changes: a value of one of the
 // kinds. A type of the caller's own in which one is embedded may hold it behind a pointer, or not be
 // comparable.
-func Constant(limit ratelimit.Limit) bool {
-	switch limit.(type) {
-	case ratelimit.TokenBucket, ratelimit.FixedWindow, ratelimit.SlidingWindow:
-		return true
+func Constant(limit ratelimit.Limit) (name string, ok bool) {
+	switch l := limit.(type) {
+	case ratelimit.TokenBucket:
+		return l.Name, true
+	case ratelimit.FixedWindow:
+		return l.Name, true
+	case ratelimit.SlidingWindow:
+		return l.Name, true
 	}
-	return false
+	return "", false
 }
 
 // remember remembers that a limit is valid, whose definition was noted.
 func (s *Definitions) remember(limit ratelimit.Limit, d *bucket.Definition) {
-	if !Constant(limit) {
+	if _, ok := Constant(limit); !ok {
 		return
 	}
 	s.mu.RLock()

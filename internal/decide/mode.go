@@ -10,67 +10,6 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
-// Verb says how the requests of a call belong together.
-type Verb uint8
-
-// The verbs.
-const (
-	All    Verb = iota // all or nothing
-	Look               // as All, without taking
-	AtMost             // as many whole tokens as there are
-	First              // from the first that can grant
-)
-
-// Observed returns the name under which observers see the verb.
-func (v Verb) Observed(reserve bool) ratelimit.Verb {
-	switch {
-	case v == Look:
-		return ratelimit.VerbCheck
-	case v == AtMost:
-		return ratelimit.VerbAllowAtMost
-	case v == First:
-		return ratelimit.VerbAllowFirst
-	case reserve:
-		return ratelimit.VerbReserve
-	}
-	return ratelimit.VerbAllow
-}
-
-// Call returns the call of requests without modes. Its errors are those of [New], [NewAtMost] or
-// [NewFirst]. See NewIn for met and demands.
-func (v Verb) Call(met Met, demands []Demand, reserve bool, requests []ratelimit.Request) (Call, error) {
-	switch v {
-	case AtMost:
-		return NewAtMost(requests[0])
-	case First:
-		return NewFirst(requests...)
-	}
-	return NewIn(met, demands, reserve, requests...)
-}
-
-// Plain returns the Plain call of a request, if its limit was called before. It reuses the slice
-// demands if it is large enough.
-func (s *Definitions) Plain(verb Verb, reserve bool, demands []Demand, requests []ratelimit.Request) (call Call, ok bool) {
-	if verb != All || reserve || len(requests) != 1 {
-		return call, false
-	}
-	v := s.of(requests[0])
-	if v == nil || !v.allows(&requests[0]) {
-		return call, false
-	}
-	return Call{Plain: true, Demands: append(demands[:0], Demand{Request: requests[0], Definition: v.definition, noted: true})}, true
-}
-
-// Call returns the call of requests without modes, and notes its definitions. It reuses the slice demands
-// if it is large enough.
-func (s *Definitions) Call(verb Verb, reserve bool, demands []Demand, requests []ratelimit.Request) (Call, error) {
-	call, err := verb.Call(s, demands, reserve, requests)
-	if err != nil {
-		return Call{}, err
-	}
-	return call, s.NoteCall(&call)
-}
-
 // Modes decides a call whose requests have modes. Stores know no modes: they are asked as if every
 // limit were enforced. If a limit in ModeShadow refuses, it is set aside, and the others are asked
 // again.

@@ -8,7 +8,6 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
-	"github.com/pgratelimit/ratelimit/internal/exact"
 )
 
 // Spread returns how many tokens to take from each of a's shards at now. ok is false if they are
@@ -89,7 +88,8 @@ func (a *Demand) spreadAhead(now time.Time, states []bucket.State, floor float64
 // below floor: the rows must count all the tokens, or would grant the missing ones again and again.
 func (a *Demand) draw(values []float64, floor float64) (counts []float64, ok bool) {
 	counts = make([]float64, len(values))
-	order := fullestFirst(values)
+	order := UpTo(len(values)) // the fullest first
+	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(values[j], values[i]) })
 	if best := order[0]; values[best]-floor >= a.Count-a.slack(1, floor) {
 		counts[best] = a.Count
 		return counts, true
@@ -120,17 +120,11 @@ func (a *Demand) leaves(values []float64) bool {
 
 // slack returns the tolerance of taking a's count from some of its shards.
 func (a *Demand) slack(shards int, floor float64) float64 {
-	return exact.Tolerance(a.Count, a.Definition.Shard().Capacity*float64(shards), floor)
+	return bucket.Tolerance(a.Count, a.Definition.Shard().Capacity*float64(shards), floor)
 }
 
 // rounds is how many subtractions one tolerance covers.
 const rounds = 64
-
-func fullestFirst(values []float64) []int {
-	order := UpTo(len(values))
-	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(values[j], values[i]) })
-	return order
-}
 
 // level returns the highest value, at least floor, above which the shards together have a's count.
 // If all of them end at that value, the last of them is ready as early as possible.

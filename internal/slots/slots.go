@@ -34,9 +34,6 @@ func (s *Slots) newest() float64 { return s.Totals[len(s.Totals)-1] }
 // Base returns the total before the oldest slot.
 func (s *Slots) Base() float64 { return s.Totals[0] }
 
-// Greatest returns the largest of the numbers that a decision about n tokens adds up.
-func (s *Slots) Greatest(n float64) float64 { return max(s.newest(), n) }
-
 // Held returns the tokens in all slots together, when the newest is later slots later.
 func (s *Slots) Held(later int64) float64 { return s.newest() - s.Totals[s.place(later)] }
 

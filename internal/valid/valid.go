@@ -8,7 +8,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/pgratelimit/ratelimit/internal/exact"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 const (
@@ -24,7 +24,7 @@ const (
 
 // Count says why a request of a limit with such a capacity cannot have a count.
 func Count(n, capacity float64) string {
-	if n > 0 && n < exact.Tolerance(capacity, 0, 0) {
+	if n > 0 && n < bucket.Tolerance(capacity, 0, 0) {
 		return fmt.Sprintf("is too small to be told apart beside a Capacity of %g", capacity)
 	}
 	return Amount(n)

@@ -96,25 +96,9 @@ func (w *Watch) Start() (now time.Time) {
 
 // Report reports a verb that returned a result.
 func (w *Watch) Report(result *ratelimit.Result, err error) {
-	switch {
-	case w.observer == nil:
-	case err == nil && result.OK && w.Outcome == "":
-		w.granted(result)
-	default:
+	if w.observer != nil {
 		w.report(result, nil, err)
 	}
-}
-
-// granted reports a plain grant, which most calls are.
-func (w *Watch) granted(result *ratelimit.Result) {
-	var e ratelimit.Event
-	e.Verb, e.Form, e.Outcome = w.verb, w.Form, ratelimit.OutcomeGranted
-	e.Result = *result
-	e.Queued, e.Batch, e.Retries = w.Queued, w.Batch, w.Retries
-	if !w.began.IsZero() {
-		e.Took = time.Since(w.began)
-	}
-	w.observer.observe(w.ctx, e)
 }
 
 // ReportError reports a verb without a result; it is for defer.

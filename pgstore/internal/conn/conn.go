@@ -4,12 +4,18 @@ package conn
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
 	"reflect"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/pgratelimit/ratelimit"
 )
 
@@ -48,7 +54,8 @@ const (
 
 // Open makes a Conn ready for use.
 func (c *Conn) Open() {
-	c.Work.open()
+	c.Work.over = make(chan struct{})
+	c.Work.Opened, c.Work.shut = context.WithCancel(context.Background())
 	if c.Pool != nil {
 		c.seats = make(chan struct{}, min(c.Pool.Config().MaxConns/4, 4))
 	}
@@ -153,4 +160,145 @@ func UsableIn(tx pgx.Tx) error {
 		return &ratelimit.FieldError{Field: "Tx", Value: nil, Reason: "must not be nil"}
 	}
 	return nil
+}
+
+// Work counts the calls under way, for which Close waits. Each call writes one number twice; a lock and
+// a sync.WaitGroup would write shared memory four times.
+type Work struct {
+	underWay       atomic.Int64 // the calls under way; less by closing once Close was called
+	closing, ended sync.Once
+	over           chan struct{} // closed when nothing is under way after Close
+
+	Opened context.Context // ends when Close is called
+	shut   context.CancelFunc
+}
+
+const closing = math.MinInt64 / 2
+
+// Begin counts a call until End. After Close it returns ErrClosed, and the caller must not call End.
+func (w *Work) Begin(ctx context.Context) error {
+	if w.underWay.Add(1) > 0 || ctx.Value(w) != nil {
+		return nil
+	}
+	w.End()
+	return ErrClosed
+}
+
+// BeginSpan begins work of several calls, such as a wait. Its context ends when the Store is closed. The
+// calls that use the context begin even then.
+func (w *Work) BeginSpan(ctx context.Context) (_ context.Context, end func(), err error) {
+	if err := w.Begin(ctx); err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithCancel(w.Part(ctx))
+	stop := context.AfterFunc(w.Opened, cancel)
+	return ctx, func() { stop(); cancel(); w.End() }, nil
+}
+
+// Part returns a context whose calls begin even when the Store is closed.
+func (w *Work) Part(ctx context.Context) context.Context { return context.WithValue(ctx, w, true) }
+
+// End ends a call that has begun.
+func (w *Work) End() {
+	if w.underWay.Add(-1) == closing {
+		w.ended.Do(func() { close(w.over) })
+	}
+}
+
+// Spawn starts a goroutine that counts as a call. The caller has begun one.
+func (w *Work) Spawn(f func()) {
+	w.underWay.Add(1)
+	go func() {
+		defer w.End()
+		f()
+	}()
+}
+
+// UnderWay returns the number of calls under way.
+func (w *Work) UnderWay() int64 {
+	n := w.underWay.Load()
+	if n < 0 {
+		n -= closing
+	}
+	return n
+}
+
+// Close lets no more calls begin, and returns when none is under way.
+func (w *Work) Close() {
+	w.closing.Do(func() {
+		w.shut()
+		w.underWay.Add(closing + 1)
+		w.End()
+	})
+	<-w.over
+}
+
+const (
+	firstPause   = 2 * time.Millisecond
+	longestPause = 250 * time.Millisecond
+
+	mostForgotten = 24 // prepared statements that a decision finds gone, at most
+)
+
+// Retry repeats attempt while PostgreSQL asks for another one, until ctx is over. Without a deadline it
+// ends after the retry budget. The pauses have full jitter (Brooker, "Exponential Backoff And Jitter",
+// 2015). If ctx is over, the error wraps the last error of PostgreSQL too. An attempt that may have
+// been committed is not repeated. On a connection that has lost its prepared statements, each attempt
+// prepares one more of them.
+func (c *Conn) Retry(ctx context.Context, attempt func() error) error {
+	return c.RetryCounted(ctx, func() {}, attempt)
+}
+
+// RetryCounted does what Retry does, and calls again before each further attempt that PostgreSQL asked
+// for.
+func (c *Conn) RetryCounted(ctx context.Context, again func(), attempt func() error) error {
+	end, hasDeadline := ctx.Deadline()
+	if !hasDeadline {
+		end = time.Now().Add(c.RetryBudget)
+	}
+	var last error // that asked for another attempt
+	longest := firstPause
+	for n, forgotten := 1, 0; ; n++ {
+		err := attempt()
+		if err == nil {
+			return nil
+		}
+		c.LeaveReadOnly(err)
+		if Forgotten(err) && forgotten < mostForgotten && ctx.Err() == nil {
+			forgotten++
+			continue
+		}
+		if !Retriable(err) || Done(err) {
+			if last != nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)) {
+				return fmt.Errorf("pgstore: gave up after %d attempts: %w: %w", n, err, last)
+			}
+			return err
+		}
+		last = err
+		pause := time.Duration(rand.Int64N(int64(longest)))
+		if time.Until(end) <= pause {
+			if hasDeadline {
+				err = fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
+			}
+			return fmt.Errorf("pgstore: gave up after %d attempts: %w", n, err)
+		}
+		longest = min(2*longest, longestPause)
+		if ctxErr := Sleep(ctx, pause); ctxErr != nil {
+			return fmt.Errorf("pgstore: gave up after %d attempts: %w: %w", n, ctxErr, err)
+		}
+		c.Retries.Add(1)
+		again()
+	}
+}
+
+// Sleep returns after a pause, or with ctx's error when that is over first.
+func Sleep(ctx context.Context, pause time.Duration) error {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

@@ -52,15 +52,11 @@ func (e *Editor) Own(ctx context.Context, call *decide.Call, do Edit) error {
 // may be rolled back unnoticed.
 func (e *Editor) transact(ctx context.Context, rows []decide.Row, do func(context.Context, pgx.Tx) error) error {
 	taken := make(map[decide.Key]bucket.Spent)
-	return e.table.Run(context.WithValue(ctx, e, taken), e.Conn, table.OwnTx{
-		Rows: rows,
-		Do:   do,
-		RolledBack: func() {
-			for key, spent := range taken {
-				e.memory.RestoreSpent(key, spent)
-			}
-			clear(taken)
-		},
+	return e.table.Run(context.WithValue(ctx, e, taken), e.Conn, rows, do, func() {
+		for key, spent := range taken {
+			e.memory.RestoreSpent(key, spent)
+		}
+		clear(taken)
 	})
 }
 

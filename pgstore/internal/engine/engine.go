@@ -41,10 +41,11 @@ type Engine struct {
 	// Statements counts batches of calls that were decided together, and Calls the calls in them.
 	Statements, Calls atomic.Int64
 
+	Memory Memory // nil for none; set before the engine is in use
+
 	table    *table.Table
 	decides  table.Decider
 	known    *known.Known
-	memory   Memory // nil for none
 	observed bool
 
 	seed   maphash.Seed
@@ -147,9 +148,6 @@ func New(c *conn.Conn, t *table.Table, k *known.Known, observed bool) *Engine {
 	return e
 }
 
-// Serve sets the engine's Memory. It must be called before the engine is in use.
-func (e *Engine) Serve(m Memory) { e.memory = m }
-
 func (e *Engine) newQueue(serve func(context.Context, []*Ticket)) *batch.Queue[*Pending] {
 	return batch.New(conn.MostTogether, e.Timeout, serve, e.Work.Spawn)
 }
@@ -221,10 +219,10 @@ func (e *Engine) serve(ctx context.Context, q *queue, tickets []*Ticket, await *
 
 // answerFromMemory returns the calls that the Memory cannot answer.
 func (e *Engine) answerFromMemory(tickets []*Ticket) []*Ticket {
-	if e.memory == nil || len(tickets) == 0 {
+	if e.Memory == nil || len(tickets) == 0 {
 		return tickets
 	}
-	return e.memory.Answer(tickets)
+	return e.Memory.Answer(tickets)
 }
 
 // decideExtra decides the Memory's own calls, and returns the others.
@@ -261,11 +259,11 @@ func (e *Engine) decideAll(ctx context.Context, tickets []*Ticket, granting bool
 				return err
 			}
 			granting = false
-			if e.memory != nil && await == nil {
+			if e.Memory != nil && await == nil {
 				stillLocked = e.stillLockedExtra(ctx, left)
 			}
 		}
-		if e.memory != nil {
+		if e.Memory != nil {
 			left = withoutExtra(left, stillLocked)
 		}
 		if len(left) == 0 {
@@ -281,7 +279,7 @@ func (e *Engine) decideAll(ctx context.Context, tickets []*Ticket, granting bool
 	switch {
 	case err == nil:
 		return append(left, stillLocked...)
-	case conn.TimedOut(err) && allWait(left):
+	case conn.TimedOut(err) && !slices.ContainsFunc(left, func(t *Ticket) bool { return t.Value.locked.Load() == nil }): // all wait
 		return append(left, stillLocked...)
 	case conn.OfValues(err) && len(left) > 1:
 		half := len(left) / 2
@@ -343,11 +341,6 @@ func withoutExtra(tickets, stillLocked []*Ticket) []*Ticket {
 	})
 }
 
-// allWait reports whether every call waits for a known row.
-func allWait(tickets []*Ticket) bool {
-	return !slices.ContainsFunc(tickets, func(t *Ticket) bool { return t.Value.locked.Load() == nil })
-}
-
 // mostRefused reports whether more than half of the calls were refused. Calls that were deleted
 // from the slice are nil.
 func mostRefused(tickets []*Ticket) bool {
@@ -358,4 +351,12 @@ func mostRefused(tickets []*Ticket) bool {
 		}
 	}
 	return 2*refused > len(tickets)
+}
+
+// decider returns the Decider of calls that wait for await.
+func (e *Engine) decider(await *awaited) table.Decider {
+	if await != nil && await.part {
+		return e.table.Part()
+	}
+	return e.decides
 }

@@ -18,14 +18,14 @@ import (
 func (e *Engine) grant(ctx context.Context, tickets []*Ticket, await *awaited) (left []*Ticket, err error) {
 	tickets = slices.DeleteFunc(tickets, (*Ticket).Gone)
 	room := groupings.Get().(*grouping)
-	if e.memory == nil { // which may go on with grants when all callers have given up
+	if e.Memory == nil { // which may go on with grants when all callers have given up
 		defer groupings.Put(room)
 	}
 	groups, grants, left := e.groups(room, tickets)
 	if len(groups) == 0 {
 		return left, nil
 	}
-	extra := e.memory != nil && e.add(groups, grants)
+	extra := e.Memory != nil && e.add(groups, grants)
 	wait := await != nil && len(grants) == 1 && grants[0].Row == await.row
 	if wait {
 		await.seat.Share()
@@ -47,7 +47,7 @@ func (e *Engine) grant(ctx context.Context, tickets []*Ticket, await *awaited) (
 		return tickets, e.Fault("take", err)
 	}
 	failed := err != nil && (wait || !conn.TimedOut(err)) // TimedOut: a row was locked in the same moment, and nothing is taken
-	if e.memory != nil {
+	if e.Memory != nil {
 		if failed {
 			e.done(nil, grants, err)
 		} else {
@@ -71,7 +71,7 @@ func (e *Engine) grant(ctx context.Context, tickets []*Ticket, await *awaited) (
 // add lets the Memory add its tokens to grants, and reports whether it added any.
 func (e *Engine) add(groups [][]*Ticket, grants []table.Grant) (extra bool) {
 	for i := range grants {
-		e.memory.Add(groups[i], &grants[i])
+		e.Memory.Add(groups[i], &grants[i])
 		extra = extra || grants[i].TakesExtra()
 	}
 	return extra
@@ -84,7 +84,7 @@ func (e *Engine) done(groups [][]*Ticket, grants []table.Grant, err error) {
 		if groups != nil {
 			group = groups[i]
 		}
-		e.memory.Done(group, &grants[i], err)
+		e.Memory.Done(group, &grants[i], err)
 	}
 }
 

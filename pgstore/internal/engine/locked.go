@@ -43,8 +43,8 @@ func (e *Engine) read(ctx context.Context, tickets []*Ticket) (left []*Ticket, s
 
 // refused reports the first row of a refused call to the Memory.
 func (e *Engine) refused(p *Pending, view decide.View) {
-	if e.memory != nil {
-		e.memory.Refused(p, view.States[0][0], view.At)
+	if e.Memory != nil {
+		e.Memory.Refused(p, view.States[0][0], view.At)
 	}
 }
 

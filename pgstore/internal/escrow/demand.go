@@ -63,11 +63,6 @@ func (d *demand) add(n float64, calls int, now moment, lasts time.Duration) {
 	d.calls += calls
 }
 
-// contend notes that a call met others at the row.
-func (d *demand) contend(now moment, lasts time.Duration) {
-	d.contendedUntil = now.mono + max(contendedFor, 2*lasts)
-}
-
 // contended reports whether a call met others at the row lately.
 func (d *demand) contended(now moment) bool {
 	return d.contendedUntil != 0 && now.mono < d.contendedUntil

@@ -8,7 +8,6 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/exact"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
@@ -36,21 +35,16 @@ type Entry struct {
 }
 
 func newEntry(c *Config, a *decide.Demand) *Entry {
-	e := &Entry{least: leastOf(&a.Definition)}
+	e := &Entry{least: max(bucket.Tolerance(a.Definition.Capacity, 0, 0), 1e-300)} // a smaller one cannot be told from 0
 	e.ledger = ledger{config: c, template: *a, lowered: Lowered(&a.Definition, c.Lasts), ahead: c.Lasts / 4}
 	e.template.Count, e.template.Request.AboveShare, e.template.Floor = 0, 0, 0
 	e.spent.definition = &e.template.Definition
 	e.demand.begun = c.moment().mono
 	e.paid = e.template.Paid()
-	if decide.Constant(a.Limit) {
+	if _, ok := decide.Constant(a.Limit); ok {
 		e.limit = a.Limit
 	}
 	return e
-}
-
-// leastOf returns the least count that is handed out: a smaller one cannot be told from 0.
-func leastOf(d *bucket.Definition) float64 {
-	return max(exact.Tolerance(d.Capacity, 0, 0), 1e-300)
 }
 
 // lock locks mu, and returns the moment.
@@ -149,7 +143,7 @@ func (e *Entry) Contended() {
 	}
 	now := e.lock()
 	defer e.mu.Unlock()
-	e.demand.contend(now, e.config.Lasts)
+	e.demand.contendedUntil = now.mono + max(contendedFor, 2*e.config.Lasts)
 }
 
 // Miss counts n tokens that a call takes from the row because they are not held, and prefetches
@@ -243,4 +237,60 @@ func (e *Entry) onTimer() {
 	e.setTimer()
 	e.mu.Unlock()
 	e.config.giveBack(returns)
+}
+
+// refusal is the row that refused a call. Until it is refilled, only another process can make such
+// a call succeed: this one's changes are counted.
+//
+// Its time does not depend on this machine's clock being right. To the database's instant it adds
+// the time since before the statement was sent, so it is never behind the database.
+type refusal struct {
+	state   bucket.State
+	at      time.Time // on the database's clock
+	sent    moment
+	changes int64 // to the row, known when the statement was sent
+}
+
+// Changes returns how many changes to the entry's row this process knows of. A caller gets it
+// before it sends a statement, for Refused.
+func (e *Entry) Changes() int64 { return e.changes.Load() }
+
+// RowChanged notes that a statement has changed the row, and forgets its refusal. Leases stay.
+func (e *Entry) RowChanged() {
+	if e != nil {
+		e.changes.Add(1)
+	}
+}
+
+// Refused remembers the row that refused a call, read by a statement sent at an instant. A change
+// that is not among changes may be missing in what was read, and voids the refusal.
+func (e *Entry) Refused(state bucket.State, at, sent time.Time, changes int64) {
+	e.refusal.Store(&refusal{state, at, e.config.sent(sent, at), changes})
+}
+
+// Refuse returns the refusal of an allow of n tokens. It returns false if the row may grant them,
+// or is not known.
+func (e *Entry) Refuse(n float64) (ratelimit.Result, bool) {
+	if e == nil || !(n >= e.least && n <= e.template.Definition.Capacity) {
+		return ratelimit.Result{}, false
+	}
+	state, at, ok := e.Refusal()
+	if !ok {
+		return ratelimit.Result{}, false
+	}
+	return e.template.Refused(n, state, at)
+}
+
+// Refusal returns the row that refused a call lately, and now on the database's clock; false if
+// there is none.
+func (e *Entry) Refusal() (state bucket.State, at time.Time, ok bool) {
+	r := e.refusal.Load()
+	if r == nil || r.changes != e.changes.Load() {
+		return state, at, false
+	}
+	now := e.config.moment()
+	if now.since(r.sent) >= e.config.Lasts || now.mono < r.sent.mono { // an injected clock went back
+		return state, at, false
+	}
+	return r.state, r.at.Add(now.since(r.sent).Truncate(time.Microsecond)), true
 }

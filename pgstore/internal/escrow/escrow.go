@@ -19,8 +19,12 @@
 package escrow
 
 import (
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
@@ -95,4 +99,170 @@ type Return struct {
 	bucket.Return
 
 	lease *lease // which the tokens were prefetched with
+}
+
+// A cache remembers at most sets · ways keys. Keys with the same hash share a set.
+const (
+	sets = 2048
+	ways = 8
+)
+
+// Cache is what a process knows of keys. It is safe for concurrent use. A call that is answered
+// from one lease takes no lock.
+type Cache struct {
+	config Config
+	seed   maphash.Seed
+	sets   []set
+
+	mu sync.Mutex // to add an entry
+}
+
+// set is a few entries. A part of the hash of each one's key stands beside them, so that entries of
+// other keys, which are seldom in a processor's cache, need not be looked at.
+type set struct {
+	tags    [ways]atomic.Uint32
+	entries [ways]atomic.Pointer[Entry]
+}
+
+// New returns an empty cache.
+func New(c Config) *Cache {
+	return &Cache{config: c, seed: maphash.MakeSeed(), sets: make([]set, sets)}
+}
+
+// Now returns the instant from which the lease of a statement counts that is about to be sent.
+func (m *Cache) Now() time.Time { return m.config.now() }
+
+func (m *Cache) set(name, key string) (s *set, tag uint32) {
+	hash := maphash.String(m.seed, key) ^ maphash.String(m.seed, name)*3
+	return &m.sets[hash%sets], uint32(hash >> 32)
+}
+
+// lookup returns the entry of a key; nil if it is not remembered.
+func (m *Cache) lookup(name, key string) *Entry {
+	s, tag := m.set(name, key)
+	for i := range s.tags {
+		if s.tags[i].Load() != tag {
+			continue
+		}
+		if e := s.entries[i].Load(); e != nil && e.template.Key == key && e.template.Definition.Name == name {
+			return e
+		}
+	}
+	return nil
+}
+
+// Find returns the entry of a request's key, if the request has the entry's limit, which was
+// checked before; else nil.
+func (m *Cache) Find(r *ratelimit.Request) *Entry {
+	e := m.lookup(ratelimit.NameOf(r.Limit), r.Key)
+	if e == nil || e.limit == nil || e.limit != r.Limit {
+		return nil
+	}
+	return e
+}
+
+// FindOrAdd returns the entry of a demand's key, and adds it if it is missing. It returns nil if the
+// limit has shards, or no entry can make room.
+func (m *Cache) FindOrAdd(a *decide.Demand) *Entry {
+	if a.Sharded() {
+		return nil
+	}
+	if e := m.lookup(a.Definition.Name, a.Key); e != nil && e.template.Definition == a.Definition {
+		return e
+	}
+	e, replaced := m.add(a)
+	m.config.giveBack(replaced.evict())
+	return e
+}
+
+// add adds an entry, in place of one of another definition of the limit or of an idle one.
+func (m *Cache) add(a *decide.Demand) (e, replaced *Entry) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before := m.lookup(a.Definition.Name, a.Key)
+	if before != nil && before.template.Definition == a.Definition {
+		return before, nil
+	}
+	s, tag := m.set(a.Definition.Name, a.Key)
+	now := m.config.moment()
+	for i := range s.entries {
+		there := s.entries[i].Load()
+		if there != before && (before != nil || !there.idle(now)) {
+			continue
+		}
+		e := newEntry(&m.config, a)
+		s.entries[i].Store(e)
+		s.tags[i].Store(tag)
+		return e, before
+	}
+	return nil, nil
+}
+
+// Evict takes out the tokens held of a key, which the caller returns, and forgets its refusal.
+func (m *Cache) Evict(key decide.Key) []Return { return m.lookup(key.Name, key.Key).evict() }
+
+// EvictAll evicts all keys. Before it returns, Config.GiveBack has returned for the tokens that
+// timers took out earlier.
+func (m *Cache) EvictAll() (returns []Return) {
+	m.each(func(e *Entry) {
+		e.firing.Lock()
+		defer e.firing.Unlock()
+		returns = append(returns, e.evict()...)
+	})
+	return returns
+}
+
+// TakeSpent takes out the spent tokens of a key that a statement is about to report to its row.
+func (m *Cache) TakeSpent(key decide.Key) (report bucket.Spent) {
+	e := m.lookup(key.Name, key.Key)
+	if e == nil {
+		return report
+	}
+	now := e.lock()
+	defer e.mu.Unlock()
+	e.sweep(now)
+	return e.spent.take(now)
+}
+
+// RestoreSpent notes that the tokens which [Cache.TakeSpent] took out were not reported.
+func (m *Cache) RestoreSpent(key decide.Key, report bucket.Spent) {
+	m.lookup(key.Name, key.Key).restoreSpent(report)
+}
+
+// DatabaseTime returns now on the database's clock, or an instant shortly before. Setting that clock
+// back does not change it.
+func (m *Cache) DatabaseTime(r *Return) time.Time { return r.lease.databaseAt(m.config.moment()) }
+
+// RowChanged forgets the refusal of a key whose row a statement has changed.
+func (m *Cache) RowChanged(key decide.Key) { m.lookup(key.Name, key.Key).RowChanged() }
+
+func (m *Cache) each(do func(*Entry)) {
+	for i := range m.sets {
+		for j := range m.sets[i].entries {
+			if e := m.sets[i].entries[j].Load(); e != nil {
+				do(e)
+			}
+		}
+	}
+}
+
+// Held counts what is held of a limit.
+type Held struct {
+	Keys   int
+	Tokens float64
+}
+
+// Held returns what is held, by the limits' names.
+func (m *Cache) Held() map[string]Held {
+	all := make(map[string]Held)
+	now := m.config.moment()
+	m.each(func(e *Entry) {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if left := e.sweep(now); left > 0 {
+			h := all[e.template.Definition.Name]
+			all[e.template.Definition.Name] = Held{h.Keys + 1, h.Tokens + left}
+		}
+	})
+	return all
 }

@@ -108,7 +108,7 @@ func (g *ledger) remaining(now moment) (left float64) {
 
 // account counts the tokens used of a lease since it did so last.
 func (g *ledger) account(l *lease, now moment) {
-	unspent := l.unspent()
+	unspent := l.left.load() + l.out.load() // out may come back
 	n := l.accounted - unspent
 	l.accounted = unspent
 	g.used += n

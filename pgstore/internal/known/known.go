@@ -4,28 +4,28 @@
 package known
 
 import (
+	"math/rand/v2"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// Known is what a process remembers of limits. It is safe for concurrent use, but for OnChange.
+// Known is what a process remembers of limits. It is safe for concurrent use; OnChange is set before.
 type Known struct {
 	Definitions decide.Definitions
 	Shards      Shards
 
-	changed func(decide.Key)
+	OnChange func(decide.Key) // is called for each key whose rows this process has changed; nil for none
 }
-
-// OnChange sets the function that is called for each key whose rows this process has changed. It must
-// be called before the Known is in use.
-func (k *Known) OnChange(changed func(decide.Key)) { k.changed = changed }
 
 // Changed reports that the rows of a key have changed.
 func (k *Known) Changed(key decide.Key) {
-	if k.changed != nil {
-		k.changed(key)
+	if k.OnChange != nil {
+		k.OnChange(key)
 	}
 }
 
@@ -53,9 +53,9 @@ func (k *Known) Question(requests ...ratelimit.Request) (decide.Call, error) {
 // or savepoint of the changes, and session identifies its connection. session is nil for committed
 // changes.
 func (k *Known) Granted(call *decide.Call, changes []decide.Change, at time.Time, xid string, session any) ratelimit.Result {
-	if k.changed != nil {
+	if k.OnChange != nil {
 		for i := range changes {
-			k.changed(changes[i].Key)
+			k.OnChange(changes[i].Key)
 		}
 	}
 	view := decide.View{At: at.UTC()}
@@ -94,4 +94,149 @@ func (k *Known) Guess(call *decide.Call, choose func(i int) int) ([]decide.Chang
 		changes[i].Floor = 0 // debt only when no shard has enough, which is not known yet
 	}
 	return changes, true
+}
+
+// Shards is the states of the shards of limits as they were read last. The zero value is ready to
+// use. It is safe for concurrent use.
+type Shards struct {
+	mu     sync.Mutex
+	cached map[decide.Key]limit
+}
+
+// limit holds the shards of a limit and key.
+type limit struct {
+	definition bucket.Definition
+	states     []bucket.State // one that was never seen counts as full
+
+	// When all shards together were found to have too little: on the database's clock, and on
+	// this machine's. Both are zero when they were not.
+	shortAt, shortHere time.Time
+}
+
+// mostCached is how many keys' shards are remembered; past it all is forgotten.
+const mostCached = 4096
+
+// Choose picks two of the given shards at random, and returns the better one by their known states.
+func (m *Shards) Choose(a *decide.Demand, among []int) int {
+	if len(among) == 1 {
+		return among[0]
+	}
+	i := rand.IntN(len(among))
+	j := (i + 1 + rand.IntN(len(among)-1)) % len(among)
+	return m.better(a, among[i], among[j])
+}
+
+// better returns the better of two shards; the first if their states are not known.
+func (m *Shards) better(a *decide.Demand, first, second int) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	seen := m.cached[a.KeyOf()]
+	if seen.definition != a.Definition || a.Definition.Better(seen.states[first], seen.states[second]) {
+		return first
+	}
+	return second
+}
+
+// Observe notes the states of all of a's shards, if it has several.
+func (m *Shards) Observe(a *decide.Demand, states []bucket.State) {
+	if states == nil || !a.Sharded() {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	copy(m.states(a, states[0].TS), states)
+}
+
+// Taken notes the states that a call's changes left behind, and returns the known states of the shards
+// of its sharded limits.
+func (m *Shards) Taken(call *decide.Call, changes []decide.Change, at time.Time) [][]bucket.State {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range changes {
+		if a := &call.Demands[changes[i].Demand]; a.Sharded() {
+			m.states(a, at)[changes[i].Shard] = changes[i].After
+		}
+	}
+	states := make([][]bucket.State, len(call.Demands))
+	for i := range call.Demands {
+		if a := &call.Demands[i]; a.Sharded() {
+			states[i] = slices.Clone(m.states(a, at))
+		}
+	}
+	return states
+}
+
+// Refused notes that all shards of a call's limits together were refused at an instant.
+func (m *Shards) Refused(call *decide.Call, at time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range call.Demands {
+		a := &call.Demands[i]
+		if seen, ok := m.cached[a.KeyOf()]; ok && seen.definition == a.Definition {
+			seen.shortAt, seen.shortHere = at, time.Now()
+			m.cached[a.KeyOf()] = seen
+		}
+	}
+}
+
+// Refuse reports whether a call was refused before, and would be again by the known states of its
+// shards. now is an injected instant, or nil.
+func (m *Shards) Refuse(call *decide.Call, now *time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range call.Demands {
+		a := &call.Demands[i]
+		seen := m.cached[a.KeyOf()]
+		if seen.shortAt.IsZero() || seen.definition != a.Definition {
+			continue
+		}
+		at := seen.shortAt.Add(time.Since(seen.shortHere))
+		if now != nil {
+			at = *now
+		}
+		if _, ok := a.Spread(at, seen.states); !ok {
+			return true
+		}
+		seen.shortAt, seen.shortHere = time.Time{}, time.Time{}
+		m.cached[a.KeyOf()] = seen
+	}
+	return false
+}
+
+// Cached returns the known states of a's shards; full ones at an instant if they are not known.
+func (m *Shards) Cached(a *decide.Demand, at time.Time) []bucket.State {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.states(a, at))
+}
+
+// states returns the states of a's shards, and adds them, full at an instant, if none are known under
+// this definition. It needs mu.
+func (m *Shards) states(a *decide.Demand, at time.Time) []bucket.State {
+	seen := m.cached[a.KeyOf()]
+	if seen.definition == a.Definition {
+		return seen.states
+	}
+	if m.cached == nil || len(m.cached) >= mostCached {
+		m.cached = make(map[decide.Key]limit)
+	}
+	each := a.Definition.Shard()
+	full := each.Fresh(a.Key, at)
+	seen = limit{definition: a.Definition, states: slices.Repeat([]bucket.State{full}, a.Definition.Shards)}
+	m.cached[a.KeyOf()] = seen
+	return seen.states
+}
+
+// Forget forgets the states of a key.
+func (m *Shards) Forget(key decide.Key) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.cached, key)
+}
+
+// Clear forgets all states.
+func (m *Shards) Clear() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	clear(m.cached)
 }

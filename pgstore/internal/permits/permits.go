@@ -171,20 +171,24 @@ func (f *Permits) tryRelease(ctx context.Context, permit ratelimit.Permit) error
 
 // ReleaseIn releases a permit in a caller's transaction.
 func (f *Permits) ReleaseIn(ctx context.Context, tx pgx.Tx, permit ratelimit.Permit) error {
-	if several(permit) {
-		return f.releaseSetIn(ctx, tx, permit)
-	}
-	op := &table.PermitOp{Row: rowOf(permit), Fence: permit.Fence}
-	op.Lock = f.lock(op.Row)
-	var batch pgx.Batch
-	f.table.QueuePermit(&batch, op, f.Clock())
-	switch err := tx.SendBatch(ctx, &batch).Close(); {
+	op := opsOf(permit)
+	switch err := f.releaseOps(ctx, tx, op); {
 	case err != nil:
 		return f.FaultOf("release a permit of", op.Names(), err)
 	case !op.Done.OK:
 		return lost(op.Row)
 	}
 	return nil
+}
+
+func (f *Permits) releaseOps(ctx context.Context, tx pgx.Tx, op *table.PermitOp) error {
+	if len(op.Rest) > 0 {
+		return f.changeSetIn(ctx, tx, op)
+	}
+	op.Lock = f.lock(op.Row)
+	var batch pgx.Batch
+	f.table.QueuePermit(&batch, op, f.Clock())
+	return tx.SendBatch(ctx, &batch).Close()
 }
 
 // ReleaseFunc runs a transaction that releases a permit and then runs do.

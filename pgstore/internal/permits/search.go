@@ -128,25 +128,12 @@ func permitOf(limit ratelimit.InFlight, op *table.PermitOp, asked time.Time) rat
 	}
 }
 
-// refused returns err, or without one the refusal by the permits that were read. If a permit has no
-// holder, a transaction that has not committed has it: it may be free at once.
+// refused returns err, or without one the refusal by the permits that were read.
 func (s *search) refused(err error) (ratelimit.Permit, error) {
 	if err != nil {
 		return ratelimit.Permit{}, err
 	}
-	permit := ratelimit.Permit{InFlight: s.limit, Key: s.look.Key.Key, N: 1, At: s.look.At.UTC()}
-	held := 0
-	for _, v := range s.look.Permits {
-		if v.Number < s.limit.Limit && v.Until.After(s.look.At) {
-			if held++; held == 1 || v.Until.Before(permit.NotBefore) {
-				permit.NotBefore = v.Until
-			}
-		}
-	}
-	if held < s.limit.Limit {
-		permit.NotBefore = permit.At
-	}
-	return permit, nil
+	return refusal(s.limit.For(s.look.Key.Key), &s.look), nil
 }
 
 // AcquireIn does in a caller's transaction what Acquire does. An attempt stands behind a savepoint: if

@@ -91,17 +91,6 @@ func (f *Permits) releaseSet(ctx context.Context, permit ratelimit.Permit) error
 	return err
 }
 
-func (f *Permits) releaseSetIn(ctx context.Context, tx pgx.Tx, permit ratelimit.Permit) error {
-	op := opsOf(permit)
-	if err := f.changeSetIn(ctx, tx, op); err != nil {
-		return f.FaultOf("release a permit of", op.Names(), err)
-	}
-	if !op.Done.OK {
-		return lost(op.Row)
-	}
-	return nil
-}
-
 func (f *Permits) changeSetIn(ctx context.Context, tx pgx.Tx, op *table.PermitOp) error {
 	set := op.Set()
 	for _, o := range set {
@@ -208,7 +197,7 @@ func (s *setSearch) run() (ratelimit.Permit, *table.PermitOp, error) {
 		}
 		s.alone = true
 	}
-	return s.refused(0), nil, nil
+	return refusal(s.asked[0], &s.parts[0].look), nil, nil
 }
 
 // next chooses the permits to try. If too few of a limit are free, it returns the refusal.
@@ -224,7 +213,7 @@ func (s *setSearch) next() (*table.PermitOp, ratelimit.Permit, error) {
 			if err != nil {
 				return nil, ratelimit.Permit{}, err
 			}
-			return nil, s.refused(i), nil
+			return nil, refusal(r, &s.parts[i].look), nil
 		}
 		for _, c := range chosen {
 			set = append(set, &table.PermitOp{Row: decide.Row{Key: keyOf(r), Shard: c.Number}, Lease: r.Limit.LeaseOrDefault(), New: c.New, Alone: s.alone})
@@ -252,10 +241,10 @@ func (s *setSearch) choose(i int) ([]flight.Choice, error) {
 	return s.local.ChooseAll(keyOf(r), r.N, r.Limit.Limit, part.asked), nil
 }
 
-// refused returns the refusal by a request's limit. NotBefore is when so many leases have ended
-// that enough permits are free.
-func (s *setSearch) refused(i int) ratelimit.Permit {
-	r, look := s.asked[i], s.parts[i].look
+// refusal returns the refusal of a request by the permits that were read. NotBefore is when so many
+// leases have ended that enough permits are free. If a permit has no holder, a transaction that has not
+// committed has it: it may be free at once.
+func refusal(r ratelimit.PermitRequest, look *table.PermitLook) ratelimit.Permit {
 	permit := ratelimit.Permit{InFlight: r.Limit, Key: r.Key, N: r.N, At: look.At.UTC(), NotBefore: look.At.UTC()}
 	var ends []time.Time
 	for _, v := range look.Permits {

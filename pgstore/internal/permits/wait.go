@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/flight"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
@@ -104,4 +106,169 @@ func (c *collector) pause(now time.Time) time.Duration {
 // between returns the least pause between two looks of a waiter that reads all permits of a limit.
 func between(limit ratelimit.InFlight) time.Duration {
 	return time.Duration(limit.Limit) * table.PermitTurn / table.PermitPart
+}
+
+// collector waits for permits. There are three ways:
+//
+// Several permits of one limit are collected. The collector needs the turn of the key, which one
+// waiter of all processes has. It takes free permits and claims held ones, so that it gets them
+// next. (Without a turn, two collectors with half of the permits each would wait for each other.)
+//
+// One permit is collected once the waiter has been first in line for long: other callers might go
+// on taking every permit that gets free. Of many permits, it claims those of one part.
+//
+// Permits of several limits are taken when all are free, so the collector holds none of one limit
+// while it waits for another.
+type collector struct {
+	*Permits
+	waiter *flight.Waiter
+	key    decide.Key // of the first limit of the request
+	first  time.Time  // since when it is first in line; zero if it is not
+	turn   int64      // fence of the turn; 0 without the turn
+	since  time.Time  // since when it has the turn
+	limit  ratelimit.InFlight
+	from   int // see table.Collection
+}
+
+// patience is how long a waiter for one permit is first in line before it collects.
+const patience = 4 * time.Second
+
+// try takes the permits if they are free, and otherwise collects. For a single permit it searches
+// by s.
+func (c *collector) try(ctx context.Context, s search) (ratelimit.Permit, error) {
+	asked := c.local.Wants(c.waiter)
+	for _, r := range asked {
+		if err := r.Fits(); err != nil { // the Limit may be smaller by now
+			return ratelimit.Permit{}, err
+		}
+	}
+	permit := ratelimit.Permit{InFlight: asked[0].Limit, Key: asked[0].Key, N: asked[0].N}
+	if c.turn == 0 {
+		var err error
+		if c.waiter.Several() {
+			permit, err = c.acquireSet(ctx, asked)
+		} else {
+			permit, err = c.acquire(ctx, s)
+		}
+		if err != nil || permit.OK {
+			return permit, err
+		}
+	}
+	waits := c.waiter.Several() || !c.first.IsZero() && time.Since(c.first) > patience
+	if len(asked) > 1 || !waits || !c.table.PassesOver() || !c.local.First(c.waiter) || c.turn == 0 && !c.local.MayCollect(c.key, time.Now()) {
+		return permit, nil
+	}
+	got, err := c.collect(ctx, asked[0])
+	if got != nil {
+		return *got, nil
+	}
+	return permit, err
+}
+
+// collect takes and claims permits, and returns them when all are there.
+func (c *collector) collect(ctx context.Context, r ratelimit.PermitRequest) (*ratelimit.Permit, error) {
+	end, err := c.Enter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	asked, began := time.Now(), c.turn
+	c.limit = r.Limit
+	if most := r.Limit.Limit - table.PermitPart; began == 0 {
+		c.from = rand.IntN(max(most, 0) + 1)
+	} else if c.from > max(most, 0) { // the Limit is smaller by now
+		c.abandon(began)
+		c.had(began)
+		return nil, nil
+	}
+	col := &table.Collection{Key: c.key, Limit: r.Limit.Limit, Wanted: r.N, Lease: r.Limit.LeaseOrDefault(), From: c.from, Turn: c.turn}
+	made := make(chan error, 1)
+	c.Work.Spawn(func() { // await the statement even if the caller gives up: otherwise nobody would know what to free
+		ctx, cancel := c.Timed(context.WithoutCancel(ctx))
+		defer cancel()
+		made <- c.table.CollectPermits(ctx, c.Pool, col, c.Clock())
+	})
+	select {
+	case err = <-made:
+	case <-ctx.Done():
+		c.had(began)
+		c.Work.Spawn(func() {
+			<-made
+			c.abandon(began)
+			if c.abandon(col.Turn); len(col.Permits) > 0 {
+				c.giveBack(*c.collected(r, col, asked))
+			}
+		})
+		return nil, ctx.Err()
+	}
+	switch {
+	case conn.TimedOut(err):
+		return nil, nil
+	case err != nil:
+		return nil, c.FaultOf("collect permits of", []string{c.key.Name}, err)
+	case col.Turn != began: // the turn is lost; or all permits are there, and a transaction may still give the waiter one more
+		c.abandon(began)
+	}
+	if began == 0 && col.Turn != 0 {
+		c.since = asked
+	}
+	if c.turn = col.Turn; len(col.Permits) < r.N {
+		return nil, nil
+	}
+	c.had(c.turn)
+	return c.collected(r, col, asked), nil
+}
+
+// collected returns the collected permits as one Permit.
+func (c *collector) collected(r ratelimit.PermitRequest, col *table.Collection, asked time.Time) *ratelimit.Permit {
+	set := make(table.PermitSet, len(col.Permits))
+	for i, v := range col.Permits {
+		done := table.PermitDone{OK: true, Fence: v.Fence, At: col.At.UTC(), Until: col.Until.UTC()}
+		set[i] = &table.PermitOp{Row: decide.Row{Key: c.key, Shard: v.Number}, Lease: r.Limit.LeaseOrDefault(), Done: done}
+	}
+	op := inOrder(set)
+	permit := held([]ratelimit.PermitRequest{r}, op, asked)
+	c.taken(op, permit.Ends())
+	return &permit
+}
+
+// end frees what was collected in vain, and ends the turn.
+func (c *collector) end() {
+	c.abandon(c.turn)
+	c.had(c.turn)
+	c.first = time.Time{}
+}
+
+// had notes that a turn is over. The next turn belongs to another process, if a waiter there looks
+// soon enough. Otherwise the waiters of this process, which learn of each release first, would take
+// every turn.
+func (c *collector) had(turn int64) {
+	if c.turn = 0; turn != 0 {
+		now := time.Now()
+		c.local.Collected(c.key, now.Add(now.Sub(c.since)+2*lookAgain+between(c.limit)))
+	}
+}
+
+// abandon frees what was collected in a turn, and ends its claims. It tries again until that is
+// done or the leases are over.
+func (c *collector) abandon(turn int64) {
+	if turn == 0 {
+		return
+	}
+	key, lease := c.key, c.limit.LeaseOrDefault()
+	c.Work.Spawn(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), lease)
+		defer cancel()
+		defer context.AfterFunc(c.Work.Opened, func() { time.AfterFunc(conn.RollbackTime, cancel) })()
+		for pause := conn.Poll; ; pause = min(2*pause, slowRetry) {
+			left := 0
+			err := c.Standalone(ctx, "abandon permits", func(ctx context.Context) (err error) {
+				left, err = c.table.AbandonPermits(ctx, c.Pool, key, turn)
+				return err
+			})
+			if err == nil && left == 0 || conn.Sleep(ctx, pause) != nil {
+				return
+			}
+		}
+	})
 }

@@ -15,7 +15,7 @@ func (t *Table) grant(ctx context.Context, q Querier, grants []Grant, now *time.
 		if g.never() {
 			return nil
 		}
-		s := &t.of(&g.Definition).grant
+		s := &t.kinds[g.Definition.Form()].grant
 		return g.scan(q.QueryRow(ctx, s.sql, s.args(g, now)...), now)
 	}
 	var batch pgx.Batch // of one statement mostly, and always one transaction
@@ -32,7 +32,7 @@ func (t *Table) grant(ctx context.Context, q Querier, grants []Grant, now *time.
 // queue puts into a batch the statements for several grants: one for each kind.
 func (t *Table) queue(batch *pgx.Batch, grants []Grant, now *time.Time) {
 	for _, same := range byKind(grants) {
-		all, k := manyOf(same), t.of(&same[0].Definition)
+		all, k := manyOf(same), t.kinds[same[0].Definition.Form()]
 		if all.prefetch || k.grantMany.sql == "" {
 			queueMany(batch, &k.prefetch, all, true, now)
 		} else {
@@ -105,22 +105,75 @@ func (r *returned) report(g *Grant, now *time.Time) {
 // scanGrants returns the function that reads the rows of a statement for several grants of one
 // kind. With prefetch, they have the number of prefetched tokens.
 func scanGrants(grants []*Grant, prefetch bool, now *time.Time) func(pgx.Rows) error {
-	return func(rows pgx.Rows) error {
-		var (
-			r returned
-			i int64
-		)
-		fields := r.fields(grants[0])
-		if prefetch {
-			fields = append(fields, &r.more)
-		}
-		fields = append(fields, &i)
-		for rows.Next() {
-			if err := rows.Scan(fields...); err != nil {
-				return err
-			}
-			r.report(grants[i-1], now)
-		}
-		return rows.Err()
+	var (
+		r returned
+		i int64
+	)
+	fields := r.fields(grants[0])
+	if prefetch {
+		fields = append(fields, &r.more)
 	}
+	return each(append(fields, &i), func() { r.report(grants[i-1], now) })
+}
+
+// bucketGrant returns the arguments of a grant, which takes a count from a row with enough tokens.
+func bucketGrant(g *Grant, now *time.Time) []any {
+	d := &g.Definition
+	return []any{g.Name, g.Key.Key, int32(g.Shard), g.Count, g.Need, d.Capacity, d.Rate, d.Micros(), now}
+}
+
+// bucketMany returns the arguments of a grant for several rows, in the order given. The statement
+// subscripts its arrays, which costs less than unnesting them. Its range of i is always true. It
+// makes the planner expect few rows and find each by the index, even in a plan made while the table
+// was small.
+func bucketMany(m *many, now *time.Time) []any {
+	periods := column(m.definitions, func(g *Grant) float64 { return g.Definition.Micros() })
+	return append(m.args(), m.capacities(), m.rates(), periods, now)
+}
+
+// bucketPrefetch returns the arguments of a grant for several rows without slots. Where lasts is
+// not NULL it takes more for a lease, at most half of the tokens that are left. Row and leases
+// together never exceed the capacity: a bucket counts with a capacity lower by the refill during
+// the lease, and a window's lease ends with the window.
+//
+// A row above the whole capacity has been raised meanwhile. A prefetch that no call shares takes
+// nothing from it, since it would cut the row.
+//
+// Afterwards ahead has the tokens that were out less those spent since, the tokens of calls that
+// may still put them back, and the new lease. That is at most half of the capacity, so the tokens
+// of killed processes do not add up. ahead begins from 0 when nothing is out and nothing can be
+// subtracted any more. For a bucket that is a second after the end, once it has faded. The
+// sub-select in SET names a value that is used twice; OFFSET 0 keeps the planner from computing it
+// twice.
+func bucketPrefetch(m *many, now *time.Time) []any {
+	whole := column(m.definitions, func(g *Grant) float64 { return g.Definition.Capacity })
+	return append(append(append(bucketMany(m, now), m.ticks()), m.leases()...), whole)
+}
+
+// calendarGrant returns the arguments of a bucket's grant.
+func calendarGrant(g *Grant, now *time.Time) []any {
+	d := &g.Definition
+	edges, had := d.Edges(around(now))
+	return []any{g.Name, g.Key.Key, int32(g.Shard), g.Count, g.Need, d.Capacity, d.Rate, now, edges, had}
+}
+
+// calendarPrefetch returns the arguments of a bucket's grant for several rows. Where lasts is not
+// NULL it prefetches, for a lease to the next edge. The edges are those of all definitions, as many
+// for each.
+func calendarPrefetch(m *many, now *time.Time) []any {
+	edges, had := m.edges(around(now))
+	return append(append(m.args(), m.capacities(), m.rates(), edges, had, int32(m.sent()), now), m.leases()...)
+}
+
+// slotsGrant returns the arguments of a bucket's grant, for the slot of now.
+func slotsGrant(g *Grant, now *time.Time) []any {
+	d := &g.Definition
+	return []any{g.Name, g.Key.Key, int32(g.Shard), g.Count, g.Need, d.Rate, tick(d), size(d), now}
+}
+
+// slotsPrefetch returns the arguments of that grant for several rows. Where lasts is not NULL it
+// prefetches, for a lease that ends with the slot of now.
+func slotsPrefetch(m *many, now *time.Time) []any {
+	sizes := column(m.definitions, func(g *Grant) int32 { return size(&g.Definition) })
+	return append(append(m.args(), m.rates(), m.ticks(), sizes, now), m.leases()...)
 }

@@ -3,6 +3,7 @@ package table
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -40,17 +41,23 @@ type PermitOp struct {
 // none.
 type PermitSet []*PermitOp
 
-// columns returns the names, keys and numbers of the operations for which of is true.
-func (s PermitSet) columns(of func(*PermitOp) bool) (names, keys []string, numbers []int32) {
+// columns returns the operations as arrays. A take has no fence.
+func (s PermitSet) columns() (names, keys []string, numbers []int32, leases []float64, fences []*int64) {
 	for _, op := range s {
-		if of(op) {
-			names, keys, numbers = append(names, op.Row.Name), append(keys, op.Row.Key.Key), append(numbers, int32(op.Row.Shard))
+		names, keys, numbers = append(names, op.Row.Name), append(keys, op.Row.Key.Key), append(numbers, int32(op.Row.Shard))
+		fence := &op.Fence
+		if op.take() {
+			fence = nil
 		}
+		leases, fences = append(leases, micros(op.Lease)), append(fences, fence)
 	}
-	return names, keys, numbers
+	return names, keys, numbers, leases, fences
 }
 
-func every(*PermitOp) bool { return true }
+// new returns the operations whose rows may not exist yet.
+func (s PermitSet) new() PermitSet {
+	return slices.DeleteFunc(slices.Clone(s), func(op *PermitOp) bool { return !op.New })
+}
 
 // PermitDone is the outcome of a PermitOp.
 type PermitDone struct {
@@ -192,63 +199,47 @@ func oneTrip(ctx context.Context, pool *pgxpool.Pool, queue func(*pgx.Batch)) er
 
 // queueCreate makes missing rows, after queueChange. It leaves existing rows alone.
 func (t *Table) queueCreate(batch *pgx.Batch, ops []*PermitOp, now *time.Time) {
-	var leases []float64
-	names, keys, numbers := PermitSet(ops).columns(func(op *PermitOp) bool { return op.New })
-	made := make(map[decide.Row]*PermitOp)
-	for _, op := range ops {
-		if op.New {
-			leases = append(leases, micros(op.Lease))
-			made[op.Row] = op
-		}
-	}
-	if len(made) == 0 { // as nearly always, once a process knows its permits
+	missing := PermitSet(ops).new()
+	if len(missing) == 0 { // as nearly always, once a process knows its permits
 		return
 	}
-	batch.Queue(t.inflight["permit_make"], names, keys, numbers, leases, now).Query(func(rows pgx.Rows) error {
-		var (
-			row   decide.Row
-			fence int64
-			until time.Time
-		)
-		_, err := pgx.ForEachRow(rows, []any{&row.Name, &row.Key.Key, &row.Shard, &fence, &until}, func() error {
-			if op := made[row]; op != nil {
-				op.Done = op.done(fence, until, false)
-			}
-			return nil
-		})
-		return err
-	})
+	made := make(map[decide.Row]*PermitOp)
+	for _, op := range missing {
+		made[op.Row] = op
+	}
+	names, keys, numbers, leases, _ := missing.columns()
+	var (
+		row   decide.Row
+		fence int64
+		until time.Time
+	)
+	batch.Queue(t.inflight["permit_make"], names, keys, numbers, leases, now).Query(each([]any{&row.Name, &row.Key.Key, &row.Shard, &fence, &until}, func() {
+		if op := made[row]; op != nil {
+			op.Done = op.done(fence, until, false)
+		}
+	}))
 }
 
 func (t *Table) queueChange(batch *pgx.Batch, ops []*PermitOp, now *time.Time) {
-	n := len(ops)
-	names, keys, numbers := PermitSet(ops).columns(every)
-	leases, fences, nexts := make([]float64, n), make([]*int64, n), make([]bool, n)
+	names, keys, numbers, leases, fences := PermitSet(ops).columns()
+	nexts := make([]bool, len(ops))
 	for i, op := range ops {
-		leases[i], nexts[i] = micros(op.Lease), op.Next || op.take()
-		if !op.take() {
-			fences[i] = &op.Fence
-		}
-		op.Done = PermitDone{}
+		nexts[i], op.Done = op.Next || op.take(), PermitDone{}
 	}
 	batch.Queue(t.inflight["permit_change"], names, keys, numbers, leases, fences, nexts, now).Query(changed(ops))
 }
 
 // changed returns the function that reads the outcomes of operations from their statement.
 func changed(ops []*PermitOp) func(pgx.Rows) error {
-	return func(rows pgx.Rows) error {
-		var (
-			fence, i  int64
-			until, at time.Time
-			given     bool
-		)
-		_, err := pgx.ForEachRow(rows, []any{&fence, &until, &at, &i, &given}, func() error {
-			op := ops[i-1]
-			op.Done = PermitDone{OK: true, Given: given && op.releases(), Fence: fence, At: at.UTC(), Until: until.UTC()}
-			return nil
-		})
-		return err
-	}
+	var (
+		fence, i  int64
+		until, at time.Time
+		given     bool
+	)
+	return each([]any{&fence, &until, &at, &i, &given}, func() {
+		op := ops[i-1]
+		op.Done = PermitDone{OK: true, Given: given && op.releases(), Fence: fence, At: at.UTC(), Until: until.UTC()}
+	})
 }
 
 // LookAtPermitsIn reads the permits of a key in a caller's transaction.
@@ -265,15 +256,11 @@ func (t *Table) queueLook(batch *pgx.Batch, look *PermitLook, now *time.Time) {
 		return
 	}
 	look.Permits, look.From, look.To = nil, 0, ratelimit.MaxInFlight
-	batch.Queue(t.inflight["permit_look"], look.Key.Name, look.Key.Key).Query(func(rows pgx.Rows) error {
-		var v PermitView
-		_, err := pgx.ForEachRow(rows, []any{&v.Number, &v.Fence, &v.Until, &v.Locked}, func() error {
-			v.Until = v.Until.UTC()
-			look.Permits = append(look.Permits, v)
-			return nil
-		})
-		return err
-	})
+	var v PermitView
+	batch.Queue(t.inflight["permit_look"], look.Key.Name, look.Key.Key).Query(each([]any{&v.Number, &v.Fence, &v.Until, &v.Locked}, func() {
+		v.Until = v.Until.UTC()
+		look.Permits = append(look.Permits, v)
+	}))
 }
 
 // queuePart reads the next part, unless a process has read one less than PermitTurn ago. So all
@@ -282,22 +269,19 @@ func (t *Table) queueLook(batch *pgx.Batch, look *PermitLook, now *time.Time) {
 // when it was read.
 func (t *Table) queuePart(batch *pgx.Batch, look *PermitLook) {
 	look.Permits, look.From, look.To = nil, 0, 0
-	batch.Queue(t.inflight["permit_look_part"], look.Key.Name, look.Key.Key, look.PartOf, PermitPart, micros(PermitTurn)).Query(func(rows pgx.Rows) error {
-		var (
-			number *int
-			fence  *int64
-			until  *time.Time
-			locked *bool
-		)
-		_, err := pgx.ForEachRow(rows, []any{&look.From, &number, &fence, &until, &locked}, func() error {
-			look.To = look.From + PermitPart
-			if number != nil {
-				look.Permits = append(look.Permits, PermitView{*number, *fence, until.UTC(), *locked})
-			}
-			return nil
-		})
-		return err
+	var (
+		number *int
+		fence  *int64
+		until  *time.Time
+		locked *bool
+	)
+	read := each([]any{&look.From, &number, &fence, &until, &locked}, func() {
+		look.To = look.From + PermitPart
+		if number != nil {
+			look.Permits = append(look.Permits, PermitView{*number, *fence, until.UTC(), *locked})
+		}
 	})
+	batch.Queue(t.inflight["permit_look_part"], look.Key.Name, look.Key.Key, look.PartOf, PermitPart, micros(PermitTurn)).Query(read)
 }
 
 // ResetPermits frees the permits of a key. Their fences grow, so no holder has them any more.

@@ -14,25 +14,19 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
-// OwnTx is a transaction of the Store's own that locks rows.
-type OwnTx struct {
-	Rows       []decide.Row                               // the rows that Do locks, in any order
-	Do         func(ctx context.Context, tx pgx.Tx) error // may run several times
-	RolledBack func()                                     // is called after each attempt that was rolled back; may be nil
-}
-
 // Run runs a transaction of the Store's own. READ COMMITTED is enough, since a take is right at
-// every isolation level. It waits for locked rows as decisions on their own do.
-func (t *Table) Run(ctx context.Context, c *conn.Conn, own OwnTx) error {
+// every isolation level. It waits for locked rows as decisions on their own do. rows are those that do
+// locks, in any order. do may run several times; after each attempt that was rolled back rolledBack is
+// called.
+func (t *Table) Run(ctx context.Context, c *conn.Conn, rows []decide.Row, do func(context.Context, pgx.Tx) error, rolledBack func()) error {
 	ctx, done, err := c.Bounded(ctx)
 	if err != nil {
 		return err
 	}
 	defer done()
 	attempt := func(wait time.Duration) error {
-		return c.Retry(ctx, func() error { return t.transact(ctx, c, wait, own.Do, own.RolledBack) })
+		return c.Retry(ctx, func() error { return t.transact(ctx, c, wait, do, rolledBack) })
 	}
-	rows := own.Rows
 	err = attempt(conn.PassOver)
 	for w := c.LockWait(conn.Poll); conn.TimedOut(err); {
 		waited := err // for a row, or by Do for another lock
@@ -69,7 +63,7 @@ func (t *Table) awaitOne(ctx context.Context, c *conn.Conn, rows []decide.Row) e
 			var batch pgx.Batch
 			t.QueueAwait(&batch, row)
 			return cmp.Or(tx.SendBatch(ctx, &batch).Close(), errAwaited)
-		}, nil)
+		}, func() {})
 		if errors.Is(err, errAwaited) {
 			return nil
 		}
@@ -94,9 +88,6 @@ func (t *Table) awaitOne(ctx context.Context, c *conn.Conn, rows []decide.Row) e
 // transact runs do in a transaction that waits for a lock at most wait. If COMMIT is not answered, also since
 // ctx ended, the error is ErrOutcomeUnknown.
 func (t *Table) transact(ctx context.Context, c *conn.Conn, wait time.Duration, do func(context.Context, pgx.Tx) error, rolledBack func()) error {
-	if rolledBack == nil {
-		rolledBack = func() {}
-	}
 	pooled, err := c.Pool.Acquire(ctx)
 	if err != nil {
 		return c.Fault("acquire", err)

@@ -52,7 +52,7 @@ func (s PermitSet) undone() (some bool) {
 
 // queueFreePermits puts into a batch the making of rows that may be missing.
 func (t *Table) queueFreePermits(batch *pgx.Batch, s PermitSet) {
-	if names, keys, numbers := s.columns(func(op *PermitOp) bool { return op.New }); len(names) > 0 {
+	if names, keys, numbers, _, _ := s.new().columns(); len(names) > 0 {
 		batch.Queue(t.inflight["permit_fill"], names, keys, numbers)
 	}
 }
@@ -109,13 +109,7 @@ func (t *Table) ChangePermitSet(ctx context.Context, pool *pgxpool.Pool, set Per
 		return t.changeEach(ctx, pool, set, now)
 	}
 	return t.overPermits(ctx, pool, set, func(batch *pgx.Batch) {
-		names, keys, numbers := set.columns(every)
-		leases, fences := make([]float64, len(set)), make([]*int64, len(set))
-		for i, op := range set {
-			if leases[i] = micros(op.Lease); !op.take() {
-				fences[i] = &op.Fence
-			}
-		}
+		names, keys, numbers, leases, fences := set.columns()
 		batch.Queue(t.inflight["permit_all"], names, keys, numbers, leases, fences, now).Query(changed(set))
 	})
 }
@@ -178,11 +172,7 @@ func (t *Table) ChangePermitSetIn(ctx context.Context, tx Querier, set PermitSet
 // HoldsPermits reports whether all permits of a set are held by its fences, even if their rows are
 // locked.
 func (t *Table) HoldsPermits(ctx context.Context, q Querier, set PermitSet, now *time.Time) (held bool, err error) {
-	names, keys, numbers := set.columns(every)
-	fences := make([]int64, len(set))
-	for i, op := range set {
-		fences[i] = op.Fence
-	}
+	names, keys, numbers, _, fences := set.columns()
 	err = q.QueryRow(ctx, t.inflight["permit_find"], names, keys, numbers, fences, now).Scan(&held)
 	return held, err
 }
@@ -225,27 +215,25 @@ func (t *Table) CollectPermits(ctx context.Context, pool *pgxpool.Pool, c *Colle
 		from, to = c.From, c.From+PermitPart
 	}
 	return t.overPermits(ctx, pool, missing, func(batch *pgx.Batch) {
-		batch.Queue(t.inflight["permit_collect"], c.Key.Name, c.Key.Key, int32(c.Limit), int32(c.Wanted), micros(c.Lease), began, now, int32(from), int32(to)).Query(c.scan)
+		batch.Queue(t.inflight["permit_collect"], c.Key.Name, c.Key.Key, int32(c.Limit), int32(c.Wanted), micros(c.Lease), began, now, int32(from), int32(to)).Query(c.scan())
 	})
 }
 
-func (c *Collection) scan(rows pgx.Rows) error {
+func (c *Collection) scan() func(pgx.Rows) error {
 	var (
 		number int
 		fence  int64
 		what   string
 		done   bool
 	)
-	_, err := pgx.ForEachRow(rows, []any{&number, &fence, &what, &done, &c.At, &c.Until}, func() error {
+	return each([]any{&number, &fence, &what, &done, &c.At, &c.Until}, func() {
 		switch {
 		case what == "turn":
 			c.Turn = fence
 		case done && (what == "take" || what == "keep"):
 			c.Permits = append(c.Permits, PermitView{Number: number, Fence: fence})
 		}
-		return nil
 	})
-	return err
 }
 
 // AbandonPermits frees the permits that a waiter has collected in a turn and not received, and ends

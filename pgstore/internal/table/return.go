@@ -33,10 +33,7 @@ func (t *Table) Return(ctx context.Context, pool *pgxpool.Pool, row decide.Row, 
 		at    time.Time
 	)
 	batch := t.begin(wait)
-	batch.Queue(t.common["await"], row.Name, row.Key.Key, int32(row.Shard)).Query(func(rows pgx.Rows) error {
-		_, err := pgx.ForEachRow(rows, s.fields(&ahead), func() error { return nil })
-		return err
-	})
+	batch.Queue(t.common["await"], row.Name, row.Key.Key, int32(row.Shard)).Query(each(s.fields(&ahead), func() {}))
 	QueueNow(batch, now, &at)
 	if err := pooled.SendBatch(ctx, batch).Close(); conn.TimedOut(err) {
 		return false, nil
@@ -58,7 +55,7 @@ func (t *Table) Return(ctx context.Context, pool *pgxpool.Pool, row decide.Row, 
 func (t *Table) write(ctx context.Context, pooled *pgxpool.Conn, row decide.Row, s bucket.State, out bucket.Out) error {
 	var ahead []float64
 	if !out.Until.IsZero() {
-		ahead = outNumbers(out)
+		ahead = []float64{out.Tokens, micros(out.Until.Sub(epoch)) / 1e6} // see readOut
 	}
 	var batch pgx.Batch
 	batch.Queue(t.common["write_ahead"], row.Name, row.Key.Key, int32(row.Shard), s.Value, s.TS, numbers(&s), ahead)

@@ -83,35 +83,24 @@ func (t *Table) QueueRead(batch *pgx.Batch, r *Rows, now *time.Time) {
 
 // scanKey returns the function that reads the rows of a key, and keeps those from first up to last.
 func (r *Rows) scanKey(first, last int) func(pgx.Rows) error {
-	return func(rows pgx.Rows) error {
-		var (
-			s     state
-			shard int
-		)
-		_, err := pgx.ForEachRow(rows, s.fields(&shard), func() error {
-			read, _ := s.get()
-			for i := first; i < last; i++ {
-				if r.Rows[i].Shard == shard {
-					r.States[i], r.Found[i] = read, true
-				}
+	var (
+		s     state
+		shard int
+	)
+	return each(s.fields(&shard), func() {
+		read, _ := s.get()
+		for i := first; i < last; i++ {
+			if r.Rows[i].Shard == shard {
+				r.States[i], r.Found[i] = read, true
 			}
-			return nil
-		})
-		return err
-	}
+		}
+	})
 }
 
 // QueueAwait puts into a batch the wait for a row that another transaction has locked. At levels
 // above READ COMMITTED it finds no row, since it would leave a predicate lock.
 func (t *Table) QueueAwait(batch *pgx.Batch, row decide.Row) {
 	batch.Queue(t.common["await"], row.Name, row.Key.Key, int32(row.Shard))
-}
-
-// queueLock puts into a batch the locking and reading of the rows that exist and that no other
-// transaction has locked.
-func (t *Table) queueLock(batch *pgx.Batch, r *Rows, now *time.Time) {
-	names, keys, shards := r.columns()
-	batch.Queue(t.common["lock"], names, keys, shards).Query(r.scan(now))
 }
 
 // queueFill puts into a batch the making of missing rows, with one definition for each.
@@ -138,4 +127,26 @@ func (t *Table) queueWrite(batch *pgx.Batch, r *Rows) {
 		}
 	}
 	batch.Queue(t.common["write"], names, keys, shards, values, ts, paused, texts)
+}
+
+// Now reads the clock, unless now is given.
+func Now(ctx context.Context, q Querier, now *time.Time) (at time.Time, err error) {
+	var batch pgx.Batch
+	if QueueNow(&batch, now, &at); batch.Len() > 0 {
+		err = q.SendBatch(ctx, &batch).Close()
+	}
+	return at, err
+}
+
+// QueueNow puts into a batch the reading of the clock, unless now is given.
+func QueueNow(batch *pgx.Batch, now, at *time.Time) {
+	if now != nil {
+		*at = *now
+		return
+	}
+	batch.Queue("SELECT clock_timestamp()").QueryRow(func(row pgx.Row) error {
+		err := row.Scan(at)
+		*at = at.UTC()
+		return err
+	})
 }

@@ -8,8 +8,32 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
+
+// New reads the statements for the table in a schema, "" for the search_path's. The server releases
+// a transaction's locks after it has heard nothing from the client for silence.
+func New(schema string, distributed bool, silence time.Duration) *Table {
+	name := pgx.Identifier{conn.Table}
+	if schema != "" {
+		name = pgx.Identifier{schema, conn.Table}
+	}
+	level := pgx.Serializable
+	if distributed {
+		level = pgx.ReadCommitted
+	}
+	in := textsFor(name.Sanitize(), distributed)
+	return &Table{
+		Level: level, common: in("common"), maintenance: in("maintenance"), inflight: in("inflight"), kinds: kindsOf(in),
+		name: name.Sanitize(), schema: schema, distributed: distributed, silence: silence,
+	}
+}
+
+// Close gives the kept connection back. From then on the table keeps none.
+func (t *Table) Close() { t.kept.close() }
 
 // Each statement on the table is a file, which is sent as it is: only %[1]s stands for the table's
 // name, which a Config may qualify by a schema, and in grant_part another %s for the rows. Files in
@@ -33,9 +57,6 @@ func text(file, table string) string {
 	return fmt.Sprintf(strings.TrimSpace(string(sql)), table)
 }
 
-// texts holds the statements of a folder by the names of their files.
-type texts map[string]string
-
 // textsFor returns the function that reads the statements of a folder, for the table with this
 // name.
 func textsFor(table string, distributed bool) func(folder string) texts {
@@ -53,28 +74,6 @@ func textsFor(table string, distributed bool) func(folder string) texts {
 		}
 		return all
 	}
-}
-
-// statement is a statement's text, and the function that returns its arguments in the order of the
-// text.
-type statement[T any] struct {
-	sql  string
-	args func(of T, now *time.Time) []any
-}
-
-func with[T any](sql string, args func(T, *time.Time) []any) statement[T] {
-	return statement[T]{sql, args}
-}
-
-// kind holds the statements that differ by the kind of limit. A statement that a kind lacks has no
-// text.
-type kind struct {
-	must                                statement[must]
-	take, takeBare, takeLean            statement[taking] // takeBare returns the state only, which makes it several times faster on a distributed table; takeLean: see bucketLean
-	give                                statement[*Give]
-	grant, grantInTurn                  statement[*Grant]
-	grantMany, prefetch, prefetchInTurn statement[*many]
-	parts                               map[int]string // grants of several rows of one part of a distributed table, by the number of rows
 }
 
 // kindsOf returns the statements of all kinds, whose folders are read by in.

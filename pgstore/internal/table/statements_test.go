@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pgratelimit/ratelimit/internal/exact"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 // Each statement is sent by some code.
@@ -102,8 +102,8 @@ func TestTolerance(t *testing.T) {
 	found := 0
 	for name, text := range allStatements(false) {
 		for _, factor := range tolerance.FindAllString(text, -1) {
-			if v, err := strconv.ParseFloat(factor, 64); err != nil || v != exact.Tolerance(1, 0, 0) {
-				t.Errorf("%s: %s, want %v", name, factor, exact.Tolerance(1, 0, 0))
+			if v, err := strconv.ParseFloat(factor, 64); err != nil || v != bucket.Tolerance(1, 0, 0) {
+				t.Errorf("%s: %s, want %v", name, factor, bucket.Tolerance(1, 0, 0))
 			}
 			found++
 		}

@@ -17,19 +17,15 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgratelimit/ratelimit/internal/bucket"
-	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
-
-// Querier is implemented by pools, connections and transactions.
-type Querier interface {
-	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
-	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
-}
 
 // Table holds the statements for one table.
 type Table struct {
+	// Level is the isolation level of transactions that take for a caller's function. Nodes of a
+	// distributed database do not serialize with each other: at SERIALIZABLE one of them may fail at
+	// COMMIT when another has committed. A take is right at READ COMMITTED.
+	Level pgx.TxIsoLevel
+
 	common, maintenance texts
 	inflight            texts                 // of limits of how many at once
 	kinds               map[bucket.Kind]*kind // by Form
@@ -42,22 +38,57 @@ type Table struct {
 	kept                keeper
 }
 
-// New reads the statements for the table in a schema, "" for the search_path's. The server releases
-// a transaction's locks after it has heard nothing from the client for silence.
-func New(schema string, distributed bool, silence time.Duration) *Table {
-	name := pgx.Identifier{conn.Table}
-	if schema != "" {
-		name = pgx.Identifier{schema, conn.Table}
-	}
-	in := textsFor(name.Sanitize(), distributed)
-	return &Table{
-		common: in("common"), maintenance: in("maintenance"), inflight: in("inflight"), kinds: kindsOf(in),
-		name: name.Sanitize(), schema: schema, distributed: distributed, silence: silence,
+// Querier is implemented by pools, connections and transactions.
+type Querier interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+}
+
+// each returns the function that reads rows: it scans each into some fields, and calls do.
+func each(into []any, do func()) func(pgx.Rows) error {
+	return func(rows pgx.Rows) error {
+		_, err := pgx.ForEachRow(rows, into, func() error { do(); return nil })
+		return err
 	}
 }
 
-// Close gives the kept connection back. From then on the table keeps none.
-func (t *Table) Close() { t.kept.close() }
+// texts holds the statements of a folder by the names of their files.
+type texts map[string]string
 
-// of returns the statements for limits of d's kind.
-func (t *Table) of(d *bucket.Definition) *kind { return t.kinds[d.Form()] }
+// statement is a statement's text, and the function that returns its arguments in the order of the
+// text.
+type statement[T any] struct {
+	sql  string
+	args func(of T, now *time.Time) []any
+}
+
+func with[T any](sql string, args func(T, *time.Time) []any) statement[T] {
+	return statement[T]{sql, args}
+}
+
+// kind holds the statements that differ by the kind of limit. A statement that a kind lacks has no
+// text.
+type kind struct {
+	must                                statement[must]
+	take, takeBare, takeLean            statement[taking] // takeBare returns the state only, which makes it several times faster on a distributed table; takeLean: see bucketLean
+	give                                statement[*Give]
+	grant, grantInTurn                  statement[*Grant]
+	grantMany, prefetch, prefetchInTurn statement[*many]
+	parts                               map[int]string // grants of several rows of one part of a distributed table, by the number of rows
+}
+
+// Batch returns how many rows are pruned within one timeout, and on a plain table in one
+// transaction: few, so that no caller waits for it long. On a distributed table each row is a round
+// trip.
+func (t *Table) Batch() int {
+	if t.distributed {
+		return 100
+	}
+	return 1000
+}
+
+// ReportsMade reports whether a statement returns which rows it has made. On a distributed table it
+// does not.
+func (t *Table) ReportsMade() bool { return !t.distributed }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
 const beginSQL = "BEGIN ISOLATION LEVEL READ COMMITTED"
@@ -60,14 +62,11 @@ func (t *Table) queueLockTimeout(batch *pgx.Batch, timeout, propagate string) {
 		return
 	}
 	batch.Queue(propagateSQL, "local")
-	batch.Queue("SET LOCAL lock_timeout = " + quoted(timeout))
+	batch.Queue("SET LOCAL lock_timeout = '" + strings.ReplaceAll(timeout, "'", "''") + "'") // a text of the server
 	if propagate != "local" {
 		batch.Queue(propagateSQL, propagate)
 	}
 }
-
-// quoted returns a literal of a text that comes from the server.
-func quoted(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }
 
 // milliseconds returns the value of a setting.
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
@@ -79,4 +78,77 @@ func (t *Table) begin(wait time.Duration) *pgx.Batch {
 	batch.Queue(beginSQL)
 	t.QueueBounds(&batch, wait)
 	return &batch
+}
+
+// The outcomes of a transaction, as the server reports them.
+const (
+	Committed  = "committed"
+	Aborted    = "aborted"
+	InProgress = "in progress"
+	Forgotten  = "" // too long ago for the server to know
+)
+
+// QueueXid puts into a batch the reading of the ID of its transaction.
+func QueueXid(batch *pgx.Batch, xid *string) {
+	batch.Queue("SELECT pg_current_xact_id()::text").QueryRow(func(row pgx.Row) error { return row.Scan(xid) })
+}
+
+// outcomeSQL reads the outcome of a transaction or savepoint. A row has only the lower half of its
+// ID, so the ID is the one nearest to the newest ID that the server knows. An ID beyond the newest
+// is not over, or its server lost it in a crash. Asking for such an ID is an error, so it is done
+// only if the ID is known to be the session's own.
+const outcomeSQL = `SELECT CASE
+	WHEN id > newest AND NOT $2::bool THEN 'in progress'
+	WHEN id < 3 THEN ''
+	ELSE coalesce(pg_xact_status(id::text::xid8), '')
+	END
+FROM (
+	SELECT newest, newest + (($1::text::int8 - newest + 2147483648) & 4294967295) - 2147483648 AS id
+	FROM (SELECT greatest(pg_current_xact_id()::text::int8, pg_snapshot_xmax(pg_current_snapshot())::text::int8 - 1) AS newest) AS n
+) AS t`
+
+// Outcome reads the outcome of a transaction or savepoint. own says that it was on this connection.
+func Outcome(ctx context.Context, q Querier, xid string, own bool) (outcome string, err error) {
+	err = q.QueryRow(ctx, outcomeSQL, xid, own).Scan(&outcome)
+	return outcome, err
+}
+
+// holdsSQL looks for the lock that a transaction holds on its own ID, and on the IDs of its open
+// savepoints.
+const holdsSQL = `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock'
+	AND pid = pg_backend_pid() AND transactionid::text::int8 = $1::text::int8 & 4294967295)`
+
+// Holds reports whether an ID is that of the present transaction, or of one of its open savepoints.
+func Holds(ctx context.Context, q Querier, xid string) (holds bool, err error) {
+	err = q.QueryRow(ctx, holdsSQL, xid).Scan(&holds)
+	return holds, err
+}
+
+// serverSQL reads what a crash, a restart or a promotion changes: when the server began, its time
+// line, and when its statistics were last reset. The last is for a crash of one backend, after
+// which the others begin anew without a restart.
+const serverSQL = `SELECT concat_ws(' ', pg_postmaster_start_time(), pg_stat_get_bgwriter_stat_reset_time(),
+	CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_lsn()), 8) END)`
+
+// Server reads the incarnation of a connection's server. A transaction ID from another incarnation
+// may since have been given to another transaction.
+func Server(ctx context.Context, q Querier) (incarnation string, err error) {
+	err = q.QueryRow(ctx, serverSQL).Scan(&incarnation)
+	return incarnation, err
+}
+
+const upSinceSQL = `SELECT coalesce(greatest(pg_postmaster_start_time(), pg_stat_get_bgwriter_stat_reset_time()) < $1::timestamptz, false)`
+
+// UpSince reports whether the server has neither crashed nor been started since an
+// instant on its clock.
+func UpSince(ctx context.Context, q Querier, at time.Time) (up bool, err error) {
+	err = q.QueryRow(ctx, upSinceSQL, at).Scan(&up)
+	return up, err
+}
+
+// Wrote reports whether a row is still as a take of a transaction left it. If so, the transaction
+// was committed. If not, nothing is known, since others may have written the row since.
+func (t *Table) Wrote(ctx context.Context, q Querier, c *decide.Change, xid string) (wrote bool, err error) {
+	err = q.QueryRow(ctx, t.maintenance["wrote"], c.Name, c.Key.Key, int32(c.Shard), xid, c.After.Value, c.After.TS).Scan(&wrote)
+	return wrote, err
 }

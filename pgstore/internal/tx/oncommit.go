@@ -136,7 +136,6 @@ func travels(sql string, args []any) bool {
 	})
 }
 
-// Exec implements pgx.Tx.
 func (w *work) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	if results := w.first(ctx, sql, args); results != nil {
 		tag, err := results.Exec()
@@ -145,7 +144,6 @@ func (w *work) Exec(ctx context.Context, sql string, args ...any) (pgconn.Comman
 	return w.tx.Exec(ctx, sql, args...)
 }
 
-// Query implements pgx.Tx.
 func (w *work) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	if results := w.first(ctx, sql, args); results != nil {
 		rows, err := results.Query()
@@ -157,7 +155,6 @@ func (w *work) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, er
 	return w.tx.Query(ctx, sql, args...)
 }
 
-// QueryRow implements pgx.Tx.
 func (w *work) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	if results := w.first(ctx, sql, args); results != nil {
 		return &firstRow{results.QueryRow(), results}
@@ -165,7 +162,6 @@ func (w *work) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	return w.tx.QueryRow(ctx, sql, args...)
 }
 
-// SendBatch implements pgx.Tx.
 func (w *work) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	begins := pgx.FailedBatchResults(b, pgx.ErrTxClosed).Tx() != nil // the batch begins a transaction itself, which is an error in a transaction
 	if w.tx == nil && b.Len() > 0 && !begins {
@@ -177,7 +173,6 @@ func (w *work) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	return w.tx.SendBatch(ctx, b)
 }
 
-// Begin implements pgx.Tx.
 func (w *work) Begin(ctx context.Context) (pgx.Tx, error) {
 	if err := w.begin(ctx); err != nil {
 		return nil, err
@@ -185,7 +180,6 @@ func (w *work) Begin(ctx context.Context) (pgx.Tx, error) {
 	return w.tx.Begin(ctx)
 }
 
-// CopyFrom implements pgx.Tx.
 func (w *work) CopyFrom(ctx context.Context, name pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
 	if err := w.begin(ctx); err != nil {
 		return 0, err
@@ -193,7 +187,6 @@ func (w *work) CopyFrom(ctx context.Context, name pgx.Identifier, columns []stri
 	return w.tx.CopyFrom(ctx, name, columns, rows)
 }
 
-// Prepare implements pgx.Tx.
 func (w *work) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
 	if err := w.begin(ctx); err != nil {
 		return nil, err
@@ -201,19 +194,16 @@ func (w *work) Prepare(ctx context.Context, name, sql string) (*pgconn.Statement
 	return w.tx.Prepare(ctx, name, sql)
 }
 
-// LargeObjects implements pgx.Tx.
 func (w *work) LargeObjects() pgx.LargeObjects {
 	w.beginNow()
 	return w.tx.LargeObjects()
 }
 
-// Conn implements pgx.Tx.
 func (w *work) Conn() *pgx.Conn {
 	w.beginNow()
 	return w.conn
 }
 
-// Rollback implements pgx.Tx.
 func (w *work) Rollback(ctx context.Context) error {
 	tx := w.tx
 	w.end()
@@ -294,7 +284,6 @@ type firstRows struct {
 	err     error // of closing the results
 }
 
-// Next implements pgx.Rows.
 func (r *firstRows) Next() bool {
 	if r.Rows.Next() {
 		return true
@@ -303,10 +292,8 @@ func (r *firstRows) Next() bool {
 	return false
 }
 
-// Scan implements pgx.Rows.
 func (r *firstRows) Scan(into ...any) error { return r.ended(r.Rows.Scan(into...)) }
 
-// Values implements pgx.Rows.
 func (r *firstRows) Values() ([]any, error) {
 	values, err := r.Rows.Values()
 	return values, r.ended(err)
@@ -320,13 +307,11 @@ func (r *firstRows) ended(err error) error {
 	return err
 }
 
-// Close implements pgx.Rows.
 func (r *firstRows) Close() {
 	r.Rows.Close()
 	r.err = r.results.Close()
 }
 
-// Err implements pgx.Rows.
 func (r *firstRows) Err() error { return cmp.Or(r.Rows.Err(), r.err) }
 
 // firstRow holds the row of the first statement.
@@ -335,5 +320,4 @@ type firstRow struct {
 	results pgx.BatchResults
 }
 
-// Scan implements pgx.Row.
 func (r *firstRow) Scan(into ...any) error { return cmp.Or(r.row.Scan(into...), r.results.Close()) }

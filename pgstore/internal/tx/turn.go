@@ -38,7 +38,7 @@ type turn struct {
 func (l *turn) begin(ctx context.Context) *pgx.Batch {
 	var batch pgx.Batch
 	if len(l.locks) == 0 {
-		batch.BeginTx(pgx.TxOptions{IsoLevel: l.table.Level()})
+		batch.BeginTx(pgx.TxOptions{IsoLevel: l.table.Level})
 		return &batch
 	}
 	// Outside of a transaction, the statement that locks would become part of the transaction that
