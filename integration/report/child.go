@@ -35,7 +35,6 @@ var jobs = map[string]func(context.Context, *env) error{
 	"arrive":  arrive,
 	"hoard":   hoard,
 	"beside":  besides,
-	"stroll":  stroll,
 	"permits": holdPermits,
 	"queue":   queueForPermits,
 }

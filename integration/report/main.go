@@ -34,7 +34,7 @@ var sections = []section{
 	{"memory", "Granted from memory", attackMemory},
 	{"beside", "Beside memory", attackBeside},
 	{"permits", "How many at once", attackPermits},
-	{"strangers", "Nobody stalls a stranger", attackStrangers},
+	{"table", "A table that stays small", attackTable},
 	{"wire", "Faults on the wire", attackWire},
 	{"pooler", "PgBouncer between", attackPooler},
 	{"crash", "Killed servers, connections and clients", attackCrash},

@@ -69,7 +69,7 @@ func holdPermits(ctx context.Context, e *env) error {
 
 // attackPermits is all that is done to limits of how many at once.
 func attackPermits(ctx context.Context, l *site, c *chapter) error {
-	for _, part := range []func(context.Context, *site, *chapter) error{killHolders, setPermitsClock, waitForPermits, takePermitsOften} {
+	for _, part := range []func(context.Context, *site, *chapter) error{killHolders, setPermitsClock, waitForPermits} {
 		if err := part(ctx, l, c); err != nil {
 			return err
 		}

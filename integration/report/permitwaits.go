@@ -6,14 +6,12 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/lab"
-	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 // queueLimit is waited for by many.
@@ -177,54 +175,4 @@ func later(a, b time.Time) time.Time {
 func commits(ctx context.Context, pool *pgxpool.Pool) (n int64) {
 	_ = pool.QueryRow(ctx, "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()").Scan(&n)
 	return n
-}
-
-// takePermitsOften takes and releases permits for a while, and measures the table after that.
-func takePermitsOften(ctx context.Context, l *site, c *chapter) error {
-	const keys, goroutines = 1000, 64
-	c.say("Last, %d goroutines take and release the permits of %d keys.", goroutines, keys)
-	p, err := l.place(ctx, 4)
-	if err != nil {
-		return err
-	}
-	defer p.close()
-	store, err := p.store(pgstore.Config{})
-	if err != nil {
-		return err
-	}
-	limit := ratelimit.InFlight{Name: "often", Limit: 10}
-	var taken atomic.Int64
-	// With few updates, those that were not HOT for the sake of one old snapshot would count.
-	more := until(l.seconds(60, 2), func() bool { return taken.Load() >= 10*keys })
-	if err := lab.Each(goroutines, func(worker int) error {
-		for n := worker; more() && ctx.Err() == nil; n += 7 * goroutines {
-			permit, err := store.Permits().Acquire(ctx, limit.For(fmt.Sprint(n%keys)))
-			if err == nil && permit.OK {
-				taken.Add(1)
-				err = store.Permits().Release(ctx, permit)
-			}
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	}); err != nil {
-		return err
-	}
-	store.Close()
-	p.pool.Reset() // a connection that ends tells its statistics
-	var rows, bytes, updates, hot int64
-	counted := lab.Within(ctx, patient, "the statistics of the table", func() bool {
-		err := p.pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM `+p.schema+`.rate_limits), pg_total_relation_size(relid), n_tup_upd, n_tup_hot_upd
-			FROM pg_stat_user_tables WHERE schemaname = $1 AND relname = 'rate_limits'`, p.schema).Scan(&rows, &bytes, &updates, &hot)
-		return err == nil && updates >= 2*taken.Load()-rows
-	})
-	if counted != nil {
-		return counted
-	}
-	c.happened(count{"permits taken and released", int(taken.Load())})
-	c.AtMost("rows of them", float64(rows), float64(keys*limit.Limit), "")
-	c.Tell("size of the table", "%.1f MB", float64(bytes)/1e6)
-	c.AtLeast("heap-only updates (HOT)", 100*float64(hot)/float64(max(updates, 1)), 99, "%")
-	return nil
 }
