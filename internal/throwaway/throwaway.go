@@ -91,9 +91,6 @@ type Options struct {
 	// WALDir, if set, is a directory for the write-ahead log, in files of 1 MB. The
 	// server gets it if it is root's. It is for local servers only.
 	WALDir string
-	// Env is environment variables of the server's programs, beside those of this process,
-	// such as LD_PRELOAD=/x.so. It is for local servers only.
-	Env []string
 }
 
 // Start is StartWith without options.
