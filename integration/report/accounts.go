@@ -27,6 +27,7 @@ type account struct {
 	rolled map[string]int            // other results of transactions that were rolled back
 	states map[int]told              // of processes, as they were last told
 	unlike []string                  // what callers were told, and Config.Observe otherwise
+	memory int                       // decisions from memory
 	begun  time.Time
 }
 
@@ -47,7 +48,10 @@ func (a *account) note(t told) {
 	if t.Unlike != "" {
 		a.unlike = append(a.unlike, t.Unlike)
 	}
-	if t.What == "error" || t.What == "unknown" {
+	if t.Memory {
+		a.memory++
+	}
+	if t.Err != "" && (t.What == "error" || t.What == "unknown") {
 		a.faults[t.Verb+": "+t.Err]++
 	}
 	if t.What == "rolled back" {
@@ -341,7 +345,8 @@ func attackAccounts(ctx context.Context, l *site, c *chapter) error {
 		tasks = append(tasks, task{Workers: workers, Conns: 10, Isolation: level})
 	}
 	tasks[1].Portable = true
-	c.say("%d processes of %d goroutines call all verbs that take or give back. They call on their own, in transactions at every isolation level, and in the runner with functions that misbehave. There are %d limits of all three kinds, with shards and plans. The connections of each process have another default isolation level, and one process is Portable. Meanwhile others prune, pause and edit.", len(tasks), workers, len(all)+1)
+	tasks[0].Escrow, tasks[2].Escrow = time.Second, 100*time.Millisecond
+	c.say("%d processes of %d goroutines call all verbs that take or give back. They call on their own, in transactions at every isolation level, and in the runner with functions that misbehave. There are %d limits of all three kinds, with shards and plans. The connections of each process have another default isolation level, one is Portable, and two take ahead (Config.Escrow of 100 ms and 1 s). Meanwhile others prune, pause and edit.", len(tasks), workers, len(all)+1)
 	lasts := l.seconds(60, 10)
 	var d disturbed
 	harm := func(ctx context.Context, s *suffering) error {
@@ -371,6 +376,7 @@ func attackAccounts(ctx context.Context, l *site, c *chapter) error {
 	}
 	c.happened(
 		count{"rows of sliding windows that calls made or made anew", slides},
+		count{"decisions from memory", a.memory},
 		count{"rows pruned beside", d.pruned},
 		count{"edits of other keys beside", d.edits},
 		count{"pauses of what is in debt beside", d.pauses},

@@ -34,7 +34,6 @@ var jobs = map[string]func(context.Context, *env) error{
 	"work":    work,
 	"arrive":  arrive,
 	"hoard":   hoard,
-	"beside":  besides,
 	"permits": holdPermits,
 	"queue":   queueForPermits,
 }
