@@ -98,16 +98,23 @@ func (a *account) connections() (n int) {
 	return n
 }
 
-// total counts the results of verbs with a prefix.
-func (a *account) total(verb, what string) (n int) {
+// count counts the results that are wanted.
+func (a *account) count(wanted func(verb, what string) bool) (n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for v, counts := range a.counts {
-		if strings.HasPrefix(v, verb) {
-			n += counts[what]
+	for verb, counts := range a.counts {
+		for what, count := range counts {
+			if wanted(verb, what) {
+				n += count
+			}
 		}
 	}
 	return n
+}
+
+// total counts the results of verbs with a prefix.
+func (a *account) total(prefix, what string) int {
+	return a.count(func(verb, w string) bool { return w == what && strings.HasPrefix(verb, prefix) })
 }
 
 // coded counts the results with an SQLSTATE.
@@ -402,37 +409,18 @@ func (s *suffering) variety() []count {
 }
 
 // calls counts decisions on their own, transactions and runs.
-func (a *account) calls() (n int) {
-	own := a.own()
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return own + len(a.byID)
-}
+func (a *account) calls() int { return a.count(func(string, string) bool { return true }) }
 
 // ran counts the outcomes of a runner's function.
-func (a *account) ran(verb string) (n int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for what, count := range a.counts[verb] {
-		if what != "refused" {
-			n += count
-		}
-	}
-	return n
+func (a *account) ran(verb string) int {
+	return a.count(func(v, what string) bool { return v == verb && what != "refused" })
 }
 
 // own counts decisions on their own.
-func (a *account) own() (n int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for verb, counts := range a.counts {
-		if !strings.HasPrefix(verb, "transaction") && !strings.HasPrefix(verb, "runner") {
-			for _, count := range counts {
-				n += count
-			}
-		}
-	}
-	return n
+func (a *account) own() int {
+	return a.count(func(verb, _ string) bool {
+		return !strings.HasPrefix(verb, "transaction") && !strings.HasPrefix(verb, "runner")
+	})
 }
 
 // unexpected counts errors, and says which they were.
