@@ -151,7 +151,7 @@ func (l *site) onSmallDisks(ctx context.Context) (small *site, d disks, err erro
 	for name, value := range settings {
 		with[name] = value
 	}
-	server, err := throwaway.StartWith(ctx, throwaway.Options{Fsync: true, Restart: true, BinDir: l.bin, Settings: with, WALDir: wal})
+	server, err := throwaway.StartWith(ctx, throwaway.Options{Fsync: true, Restart: true, Settings: with, WALDir: wal})
 	if err != nil {
 		d.remove()
 		return nil, d, err

@@ -93,7 +93,6 @@ func run(ctx context.Context) error {
 	flag.StringVar(&o.only, "only", "", "the sections whose names match this regular expression")
 	flag.StringVar(&o.skip, "skip", "^$", "all but the sections whose names match this regular expression")
 	flag.Float64Var(&o.minutes, "minutes", 0, "how long endurance takes, by default 20, with --quick half of one; and, without --quick, each verb of snapshot, by default 1")
-	flag.StringVar(&o.bin, "bin", "", "the directory of the server programs; by default the newest found")
 	flag.Parse()
 	only, err := regexp.Compile(o.only)
 	if err != nil {

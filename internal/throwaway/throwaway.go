@@ -81,9 +81,6 @@ type Options struct {
 	// Restart has a server that ends, as when it is killed, started again on its
 	// data, until it is closed. A server in a container is not.
 	Restart bool
-	// BinDir, if set, is the only directory searched for server binaries. The default is the
-	// value of the environment variable [BinVariable].
-	BinDir string
 	// StandbyOf, if set, is the URL of a server that StartWith started, of which the
 	// new one is to be a standby. The error is exec.ErrNotFound where there is no
 	// pg_basebackup. It is for local servers only.
@@ -109,19 +106,7 @@ func Start(ctx context.Context) (*Server, error) {
 // Otherwise the error says how to provide each of them. The context bounds the start only. The
 // caller should Close the server.
 func StartWith(ctx context.Context, opts Options) (*Server, error) {
-	return start(ctx, opts, thisMachine(opts))
-}
-
-func thisMachine(opts Options) machine {
-	dirs := binDirs
-	if opts.BinDir != "" {
-		dirs = func(context.Context) []string { return []string{opts.BinDir} }
-	}
-	return machine{
-		databaseURL: os.Getenv("DATABASE_URL"),
-		binDirs:     dirs,
-		dockerHost:  dockerHost,
-	}
+	return start(ctx, opts, machine{databaseURL: os.Getenv("DATABASE_URL"), binDirs: binDirs, dockerHost: dockerHost})
 }
 
 // machine is the environment of start. Tests replace it.
