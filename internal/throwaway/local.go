@@ -2,7 +2,6 @@ package throwaway
 
 import (
 	"context"
-	"crypto/rand"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -31,6 +30,9 @@ const (
 
 // errPortTaken means that another process was faster to take the chosen port.
 var errPortTaken = errors.New("the port was taken meanwhile")
+
+//go:embed directory.sh
+var directory string
 
 //go:embed supervisor.sh
 var supervisor string
@@ -164,16 +166,33 @@ func (i installation) start(ctx context.Context, opts Options) (*Server, error) 
 }
 
 func (i installation) startOn(ctx context.Context, port string, opts Options) (*Server, error) {
-	primary, password := "", rand.Text()
 	if opts.StandbyOf != "" {
 		if _, err := exec.LookPath(filepath.Join(i.dir, "pg_basebackup")); err != nil {
 			return nil, fmt.Errorf("%w: %w", exec.ErrNotFound, err)
 		}
-		var err error
-		if primary, password, err = splitURL(opts.StandbyOf); err != nil {
+		primary, password, err := splitURL(opts.StandbyOf)
+		if err != nil {
 			return nil, err
 		}
+		return i.supervise(ctx, port, opts, data{primary: primary, password: password})
 	}
+	archive, password, err := i.template(ctx, opts)
+	if err != nil {
+		return nil, err
+	}
+	defer archive.Close()
+	return i.supervise(ctx, port, opts, data{archive: []*os.File{archive}, password: password})
+}
+
+// data is the source of a new server's data: one archive, or a primary.
+type data struct {
+	archive  []*os.File
+	primary  string
+	password string
+}
+
+// supervise starts the supervisor, which starts the server.
+func (i installation) supervise(ctx context.Context, port string, opts Options, from data) (*Server, error) {
 	again := "0"
 	if opts.Restart {
 		again = "1"
@@ -182,10 +201,9 @@ func (i installation) startOn(ctx context.Context, port string, opts Options) (*
 	if opts.Fsync {
 		parent = os.TempDir()
 	}
-	args := append([]string{"-c", supervisor, "throwaway", i.dir, again, primary, opts.WALDir}, serverArgs(port, opts)...)
-	cmd := exec.Command("/bin/sh", args...)
-	cmd.Dir = "/" // the current directory may be closed to the server's user
-	cmd.Env = slices.Concat(serverEnv(), []string{"TMPDIR=" + parent}, opts.Env)
+	cmd := shell(supervisor, parent, append([]string{i.dir, again, from.primary, opts.WALDir}, serverArgs(port, opts)...))
+	cmd.ExtraFiles = from.archive
+	cmd.Env = append(cmd.Env, opts.Env...)
 	if err := dropRoot(cmd, opts.WALDir); err != nil {
 		return nil, err
 	}
@@ -194,10 +212,18 @@ func (i installation) startOn(ctx context.Context, port string, opts Options) (*
 		return nil, err
 	}
 	// If this fails, so does the supervisor, which knows better why.
-	_, _ = fmt.Fprintln(p.stdin, password)
+	_, _ = fmt.Fprintln(p.stdin, from.password)
 
-	s := &Server{URL: loopbackURL(port, password), Source: i.String(), process: p, Here: true}
+	s := &Server{URL: loopbackURL(port, from.password), Source: i.String(), process: p, Here: true}
 	return s.ready(ctx)
+}
+
+// shell returns the command that runs a script in a directory of its own, within parent.
+func shell(script, parent string, args []string) *exec.Cmd {
+	cmd := exec.Command("/bin/sh", append([]string{"-c", directory + script, "throwaway"}, args...)...)
+	cmd.Dir = "/" // the current directory may be closed to the server's user
+	cmd.Env = append(serverEnv(), "TMPDIR="+parent)
+	return cmd
 }
 
 // splitURL takes the password out of a URL, which all users of the machine could read among

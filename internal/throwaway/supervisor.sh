@@ -1,8 +1,7 @@
 # Runs one PostgreSQL server until its own stdin ends, then removes every trace.
 #
 # The kernel closes stdin when the process that wants the server is gone, whichever way
-# it went, so the server cannot outlive it. That process writes only the password, as one
-# line.
+# it went, so the server cannot outlive it. Descriptor 3 is a template of its data.
 #
 # Arguments: the directory of the binaries, 1 if a server that has ended is to be
 # started again on its data, the URL of the server that it is a standby of (without the
@@ -10,28 +9,6 @@
 # then the arguments of postgres. When the server ends, or cannot start, the reason is on
 # stderr.
 
-umask 077
-# Nobody may be left to read stderr. That must not end the shell before its time.
-trap '' PIPE
-IFS= read -r password
-
-# Which directory the user of the server may write to is for the kernel to say.
-for base in "$TMPDIR" /tmp /var/tmp; do
-	dir=$(mktemp -d "$base/ratelimit-postgres.XXXXXX" 2>/dev/null) && break
-done
-if [ -z "$dir" ]; then
-	echo "no directory to write to: tried $TMPDIR, /tmp and /var/tmp" >&2
-	exit 1
-fi
-
-# Called with the exit status, at the end. The log's last lines are the reason.
-finish() {
-	tail -n 20 "$dir/log" >&2
-	cd / && rm -rf "$dir" || exit 1
-	exit "$1"
-}
-
-cd "$dir" || finish 1
 bin=$1 again=$2 primary=$3 wal=$4
 shift 4
 if [ -n "$primary" ]; then
@@ -39,11 +16,7 @@ if [ -n "$primary" ]; then
 		--write-recovery-conf --wal-method=stream --checkpoint=fast --no-sync \
 		>log 2>&1 </dev/null || finish 1
 else
-	# The password is a random one, which need not be guarded by the 4096 hashes that SCRAM
-	# takes of it for each connection.
-	printf '%s\n' "$password" >password
-	"$bin/initdb" -D "$dir/data" --username=postgres --pwfile=password --auth=md5 --encoding=UTF8 \
-		--locale=C --no-sync ${wal:+--wal-segsize=1} >log 2>&1 </dev/null || finish 1
+	tar -xmf - <&3 >log 2>&1 || finish 1
 	if [ -n "$wal" ]; then
 		mv data/pg_wal/* "$wal" && rmdir data/pg_wal && ln -s "$wal" data/pg_wal || finish 1
 	fi

@@ -43,6 +43,14 @@ func child() error {
 	select {}
 }
 
+// long leaves a test out with -short: one that runs initdb, or starts several servers.
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
+}
+
 // startLocal starts a server from binaries, whatever DATABASE_URL says.
 func startLocal(ctx context.Context, opts Options) (*Server, error) {
 	return start(ctx, opts, machine{binDirs: binDirs, dockerHost: noEngine})
@@ -75,6 +83,21 @@ func show(t *testing.T, serverURL, parameter string) string {
 	var value string
 	must(t, conn.QueryRow(t.Context(), "SHOW "+parameter).Scan(&value))
 	return value
+}
+
+// ask returns the first value that a statement answers, or nothing.
+func ask(t *testing.T, s *Server, sql string) (answer string, err error) {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), s.URL)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close(context.Background())
+	err = conn.QueryRow(t.Context(), sql).Scan(&answer)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = nil
+	}
+	return answer, err
 }
 
 func exists(path string) bool {
@@ -145,6 +168,23 @@ func TestParentKilled(t *testing.T) {
 		time.Sleep(5 * time.Millisecond)
 	}
 	t.Logf("all gone after %v", time.Since(killed))
+}
+
+// publicTempDir is t.TempDir for servers that run as another user, in memory where it can be.
+func publicTempDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp(FastDir(), "throwaway-test")
+	must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	must(t, os.Chmod(dir, 0o777))
+	return dir
+}
+
+func empty(t *testing.T, dir string) bool {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	must(t, err)
+	return len(entries) == 0
 }
 
 // listens reports whether anything listens at the URL's host and port.
@@ -287,24 +327,6 @@ func TestStartFails(t *testing.T) {
 	_, err := startLocal(t.Context(), Options{Settings: map[string]string{"no_such_parameter": "1"}})
 	if err == nil || !strings.Contains(err.Error(), `unrecognized configuration parameter "no_such_parameter"`) {
 		t.Errorf("the server's message is missing from: %v", err)
-	}
-}
-
-// A start that is given up leaves nothing behind.
-func TestStartCanceled(t *testing.T) {
-	tmp := t.TempDir()
-	must(t, os.Chmod(filepath.Dir(tmp), 0o777)) // the server may run as another user
-	must(t, os.Chmod(tmp, 0o777))
-	t.Setenv("TMPDIR", tmp)
-	canceled, cancel := context.WithCancel(t.Context())
-	cancel()
-	inst, err := newest(t.Context(), binDirs(t.Context()))
-	must(t, err)
-	if _, err := inst.start(canceled, Options{}); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
-	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
-		t.Errorf("left %v, %v", left, err)
 	}
 }
 
