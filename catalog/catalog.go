@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,6 +59,7 @@ type Config struct {
 // the caller runs [Catalog.Run].
 type Catalog struct {
 	config Config
+	rows   rows
 	table  *table  // nil in memory
 	memory *memory // nil in PostgreSQL
 
@@ -77,6 +79,7 @@ func New(pool *pgxpool.Pool, config *Config) (*Catalog, error) {
 		return nil, err
 	}
 	c.table = newTable(pool, c.config.Schema)
+	c.rows = c.table
 	return c, nil
 }
 
@@ -88,6 +91,7 @@ func NewInMemory(config *Config) (*Catalog, error) {
 		return nil, err
 	}
 	c.memory = newMemory(c.config.Clock)
+	c.rows = c.memory
 	return c, nil
 }
 
@@ -102,15 +106,8 @@ func newCatalog(config *Config) (*Catalog, error) {
 	if c.config.Timeout < 0 {
 		return nil, invalid("Timeout", c.config.Timeout, "must not be negative")
 	}
-	if c.config.Every == 0 {
-		c.config.Every = defaultEvery
-	}
-	if c.config.Timeout == 0 {
-		c.config.Timeout = defaultTimeout
-	}
-	if c.config.Logger == nil {
-		c.config.Logger = slog.Default()
-	}
+	c.config.Every, c.config.Timeout = cmp.Or(c.config.Every, defaultEvery), cmp.Or(c.config.Timeout, defaultTimeout)
+	c.config.Logger = cmp.Or(c.config.Logger, slog.Default())
 	return &c, nil
 }
 
@@ -126,18 +123,15 @@ func (c *Catalog) usable() error {
 	return nil
 }
 
-// inTx returns an editor of the catalog in tx.
-func (c *Catalog) inTx(tx pgx.Tx) (editor, error) {
+// inTx returns the rows of the catalog for tx.
+func (c *Catalog) inTx(tx pgx.Tx) (rows, error) {
 	if err := c.usable(); err != nil {
 		return nil, err
 	}
-	if c.memory != nil {
-		return &memoryEditor{memory: c.memory}, nil
-	}
-	if v := reflect.ValueOf(tx); tx == nil || v.Kind() == reflect.Pointer && v.IsNil() {
+	if v := reflect.ValueOf(tx); c.memory == nil && (tx == nil || v.Kind() == reflect.Pointer && v.IsNil()) {
 		return nil, invalid("Tx", nil, "must not be nil")
 	}
-	return tableEditor{c.table, tx}, nil
+	return c.rows, nil
 }
 
 // For returns the request for one token of key, by the limit of that key: limit itself, or limit as
@@ -174,7 +168,7 @@ func (c *Catalog) ForTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, k
 	if err != nil {
 		return request, err
 	}
-	r, err := of.rowsOf(ctx, []string{ratelimit.NameOf(limit)}, key)
+	r, err := of.rowsOf(ctx, tx, []string{ratelimit.NameOf(limit)}, key)
 	if err != nil {
 		return request, err
 	}

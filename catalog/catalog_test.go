@@ -18,8 +18,8 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
-	"github.com/pgratelimit/ratelimit/memstore"
 	"github.com/pgratelimit/ratelimit/migrations"
+	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 func TestMain(m *testing.M) {
@@ -80,6 +80,16 @@ func newCatalog(tb testing.TB, db *pgtest.DB, change ...func(*catalog.Config)) (
 		tb.Fatal(err)
 	}
 	return c, &l
+}
+
+// newStore makes a store of db, which the end of the test closes.
+func newStore(tb testing.TB, db *pgtest.DB, config pgstore.Config) *pgstore.Store {
+	tb.Helper()
+	config.Schema = db.Schema
+	store, err := pgstore.New(db.Pool, &config)
+	must(tb, err)
+	tb.Cleanup(store.Close)
+	return store
 }
 
 // both runs a test in PostgreSQL and in memory. another makes a Catalog of the same database,
@@ -312,51 +322,6 @@ func TestHistory(t *testing.T) {
 		}
 		edited(t)(c.Set(ctx, "api", "b", catalog.Override{Rate: 70}))
 		wantLimit(t, c, api, "b", ratelimit.TokenBucket{Name: "api", Rate: 70, Period: time.Minute, Capacity: 20})
-	})
-}
-
-// Bad input is an error that names it, and changes nothing.
-func TestBadInput(t *testing.T) {
-	t.Parallel()
-	both(t, func(t *testing.T, c *catalog.Catalog, _ func() *catalog.Catalog) {
-		ctx := t.Context()
-		must(t, c.Publish(ctx, api, signUp, strict))
-		before, err := c.History(ctx, "", 0)
-		must(t, err)
-		bad := map[string]error{
-			"Rate -1":          errOf(c.Set(ctx, "api", "a", catalog.Override{Rate: -1})),
-			"Rate NaN":         errOf(c.Set(ctx, "api", "a", catalog.Override{Rate: math.NaN()})),
-			"Rate 0.5":         errOf(c.Set(ctx, "sign_up", "a", catalog.Override{Rate: 0.5})),
-			"Period 1ns":       errOf(c.Set(ctx, "api", "a", catalog.Override{Period: 1})),
-			"Capacity 10":      errOf(c.Set(ctx, "strict", "a", catalog.Override{Capacity: 10})),
-			"Slots 5":          errOf(c.Set(ctx, "api", "a", catalog.Override{Slots: 5})),
-			"Slots 5000":       errOf(c.Set(ctx, "strict", "a", catalog.Override{Slots: 5000})),
-			"MaxReserved -2":   errOf(c.Set(ctx, "api", catalog.AllKeys, catalog.Override{MaxReserved: -2})),
-			"Note":             errOf(c.Set(ctx, "api", "a", catalog.Override{Note: "\xff"})),
-			"of 2049 bytes":    errOf(c.Set(ctx, "api", "a", catalog.Override{Rate: 5, Note: strings.Repeat("x", 2049)})),
-			"Until":            errOf(c.Set(ctx, "api", "a", catalog.Override{Until: time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC)})),
-			"Key":              errOf(c.Set(ctx, "api", strings.Repeat("k", ratelimit.MaxKeyLength+1), catalog.Override{Rate: 1})),
-			"is defined twice": c.Publish(ctx, api, api),
-			"Rate 0":           c.Publish(ctx, ratelimit.TokenBucket{Name: "l", Period: time.Second}, signUp),
-		}
-		for words, err := range bad {
-			if !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), words) {
-				t.Errorf("%s: got %v", words, err)
-			}
-		}
-		if _, err := c.Set(ctx, "nobody", "a", catalog.Override{Rate: 1}); !errors.Is(err, catalog.ErrUnknown) || !strings.Contains(err.Error(), "nobody") {
-			t.Errorf("a limit that nobody has published: got %v", err)
-		}
-		after, err := c.History(ctx, "", 0)
-		if err != nil || len(after) != len(before) {
-			t.Errorf("the history has grown from %d to %d (%v)", len(before), len(after), err)
-		}
-		if _, err := c.History(ctx, "", -1); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("a number below 0: got %v", err)
-		}
-		if _, err := c.PruneHistory(ctx, -1); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("an age below 0: got %v", err)
-		}
 	})
 }
 
@@ -703,40 +668,6 @@ func TestRoundTrip(t *testing.T) {
 		changes, err := other.History(t.Context(), "c5", 0)
 		if err != nil || len(changes) != 2 || !strings.Contains(string(changes[1].Became), `"3 months"`) || !strings.Contains(string(changes[1].Became), `"07:30"`) {
 			t.Errorf("the history has %+v, %v", changes, err)
-		}
-	})
-}
-
-// What is overridden of a quota by the calendar is its numbers. Its unit, zone and anchor stay, and
-// it has no period.
-func TestOverridesOfAQuota(t *testing.T) {
-	t.Parallel()
-	both(t, func(t *testing.T, c *catalog.Catalog, another func() *catalog.Catalog) {
-		ctx := t.Context()
-		quota := ratelimit.FixedWindow{Name: "quota", Rate: 1000, Every: ratelimit.Month, Zone: "Europe/Berlin", Anchor: ratelimit.Date{Year: 2026, Month: 1, Day: 31}}
-		must(t, c.Publish(ctx, quota))
-		edited(t)(c.Set(ctx, "quota", "a", catalog.Override{Rate: 5000}))
-		var fault *ratelimit.FieldError
-		if _, err := c.Set(ctx, "quota", "a", catalog.Override{Period: time.Hour}); !errors.As(err, &fault) || fault.Field != "Period" {
-			t.Errorf("got %v, want a fault of Period", err)
-		}
-		other := another()
-		must(t, other.Refresh(ctx))
-		raised := quota
-		raised.Rate = 5000
-		for _, c := range []*catalog.Catalog{c, other} {
-			wantLimit(t, c, quota, "a", raised)
-			wantLimit(t, c, quota, "b", quota)
-			mine := quota // whose customer has a zone of his own
-			mine.Zone = "America/New_York"
-			wantLimit(t, c, mine, "a", func() ratelimit.FixedWindow { m := mine; m.Rate = 5000; return m }())
-			store := memstore.New(nil)
-			for i, want := range []bool{true, false} {
-				r := c.Resolve(quota.ForN("a", 2000).Above(0.5))
-				if result, err := store.Allow(ctx, r); err != nil || result.OK != want || result.Crossed(0.3) != want {
-					t.Errorf("%v of 5,000, %d: got %v, %v", r, i, result, err)
-				}
-			}
 		}
 	})
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -17,20 +16,7 @@ func (c *Catalog) SetEach(ctx context.Context, edits ...KeyEdit) (made []Edit, e
 	if err := c.usable(); err != nil || len(edits) == 0 {
 		return nil, err
 	}
-	return c.inOrder(edits, func(sorted []KeyEdit) (made []Edit, err error) {
-		if c.config.Store == nil || c.memory != nil {
-			err = c.alone(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
-				made, err = c.keepTx(ctx, tx, sorted...)
-				return err
-			})
-			return made, err
-		}
-		err = again(ctx, func(patience time.Duration) error { made, err = c.keepOwn(ctx, sorted, nil, patience); return err })
-		if err == nil {
-			_ = c.Refresh(ctx) // the change is committed; another reading will see it
-		}
-		return made, err
-	})
+	return c.inOrder(edits, func(sorted []KeyEdit) ([]Edit, error) { return c.editOwn(ctx, nil, sorted...) })
 }
 
 // SetEachTx is [Catalog.SetEach] inside tx, as [Catalog.SetTx] is Set. Rows of all keys are locked before

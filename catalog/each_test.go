@@ -92,11 +92,8 @@ func TestSetEachLocksShardsLast(t *testing.T) {
 				return err
 			})
 		}()
-		for !pgtest.Blocks(t, db.Pool, tx) {
-			time.Sleep(time.Millisecond)
-		}
-		_, err := tx.Exec(t.Context(), inSchema(db, "SELECT FROM rate_limits WHERE name = 'a' FOR UPDATE NOWAIT"))
-		return err
+		pgtest.AwaitBlocks(t, db.Pool, tx)
+		return errOf(tx.Exec(t.Context(), inSchema(db, "SELECT FROM rate_limits WHERE name = 'a' FOR UPDATE NOWAIT")))
 	}))
 	must(t, <-made)
 }
@@ -114,15 +111,13 @@ func TestEditsWaitWithoutRows(t *testing.T) {
 	for name, edit := range map[string]func(context.Context, keeper, *pgtest.DB) error{
 		"Set": func(ctx context.Context, k keeper, _ *pgtest.DB) error { return errOf(k.Set(ctx, "monthly", "a", *o)) },
 		"SetEach": func(ctx context.Context, k keeper, _ *pgtest.DB) error {
-			_, err := k.SetEach(ctx, one, other)
-			return err
+			return errOf(k.SetEach(ctx, one, other))
 		},
 		"SetTx": inTx(func(ctx context.Context, k keeper, tx pgx.Tx) error {
 			return errOf(k.SetTx(ctx, tx, "monthly", "a", *o))
 		}),
 		"SetEachTx": inTx(func(ctx context.Context, k keeper, tx pgx.Tx) error {
-			_, err := k.SetEachTx(ctx, tx, one, other)
-			return err
+			return errOf(k.SetEachTx(ctx, tx, one, other))
 		}),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -138,9 +133,7 @@ func TestEditsWaitWithoutRows(t *testing.T) {
 				}
 				go func() { made <- edit(t.Context(), k, db) }()
 				for range 3 {
-					for !pgtest.Blocks(t, db.Pool, tx) {
-						time.Sleep(time.Millisecond)
-					}
+					pgtest.AwaitBlocks(t, db.Pool, tx)
 					if _, err := db.Pool.Exec(t.Context(), inSchema(db, "SELECT FROM rate_limits WHERE key = 'a' FOR UPDATE NOWAIT")); err != nil {
 						t.Errorf("a row is locked: %v", err)
 					}
@@ -172,8 +165,7 @@ func TestEditorsGiveWay(t *testing.T) {
 		return tx
 	}
 	holder, later := begin(), begin()
-	_, err := holder.Exec(t.Context(), inSchema(db, "SELECT FROM rate_limits WHERE key = 'b' FOR UPDATE"))
-	must(t, err)
+	must(t, errOf(holder.Exec(t.Context(), inSchema(db, "SELECT FROM rate_limits WHERE key = 'b' FOR UPDATE"))))
 	go func() {
 		made <- pgx.BeginFunc(context.Background(), db.Pool, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(context.Background(), "SET LOCAL lock_timeout = '17s'"); err != nil {
@@ -189,14 +181,10 @@ func TestEditorsGiveWay(t *testing.T) {
 			return nil
 		})
 	}()
-	for !pgtest.Blocks(t, db.Pool, holder) {
-		time.Sleep(time.Millisecond)
-	}
+	pgtest.AwaitBlocks(t, db.Pool, holder)
 	must(t, set(later, "a"))
 	must(t, holder.Rollback(t.Context()))
-	for !pgtest.Blocks(t, db.Pool, later) {
-		time.Sleep(time.Millisecond)
-	}
+	pgtest.AwaitBlocks(t, db.Pool, later)
 	must(t, set(later, "b"))
 	must(t, later.Commit(t.Context()))
 	must(t, <-made)
@@ -222,8 +210,7 @@ func TestEditThatWaitsForALockNamesIt(t *testing.T) {
 			tx, err := db.Pool.Begin(t.Context())
 			must(t, err)
 			defer func() { _ = tx.Rollback(context.Background()) }()
-			_, err = tx.Exec(t.Context(), inSchema(db, lock))
-			must(t, err)
+			must(t, errOf(tx.Exec(t.Context(), inSchema(db, lock))))
 			ctx, cancel := context.WithTimeout(t.Context(), 400*time.Millisecond)
 			defer cancel()
 			_, err = k.SetEach(ctx, catalog.KeyEdit{Name: "monthly", Key: "a", Override: o}, catalog.KeyEdit{Name: "hourly", Key: "a", Override: o})
@@ -303,9 +290,7 @@ func TestSetEachWaitsForRowsFirst(t *testing.T) {
 				made <- pgx.BeginFunc(context.Background(), db.Pool, func(tx pgx.Tx) error { return errOf(k.SetEachTx(t.Context(), tx, edits(float64(200+i))...)) })
 			}()
 		}
-		for !pgtest.Blocks(t, db.Pool, tx) {
-			time.Sleep(time.Millisecond)
-		}
+		pgtest.AwaitBlocks(t, db.Pool, tx)
 		_, err := k.Set(t.Context(), "hourly", "c", catalog.Override{Capacity: 50})
 		return err
 	}))

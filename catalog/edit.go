@@ -51,7 +51,7 @@ func (c *Catalog) publish(ctx context.Context, tx pgx.Tx, all []published) error
 	for i := range all {
 		names[i] = all[i].Name
 	}
-	r, err := to.rowsOf(ctx, names, AllKeys)
+	r, err := to.rowsOf(ctx, tx, names, AllKeys)
 	if err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func (c *Catalog) publish(ctx context.Context, tx pgx.Tx, all []published) error
 			c.config.Logger.WarnContext(ctx, "catalog: a limit of another kind was published under this name: give it another name, unless the other program is gone",
 				slog.String("limit", p.Name), slog.String("was", r.published[n].kind()), slog.String("is", p.kind()))
 		}
-		if err := to.publish(ctx, p); err != nil {
+		if err := to.publish(ctx, tx, p); err != nil {
 			return err
 		}
 	}
@@ -88,7 +88,7 @@ func (c *Catalog) publish(ctx context.Context, tx pgx.Tx, all []published) error
 // are [ErrNotMigrated], and those of the Store, PostgreSQL and pgx. Then nothing is changed, unless the
 // error is [ErrOutcomeUnknown].
 func (c *Catalog) Set(ctx context.Context, name, key string, o Override) (Edit, error) {
-	return c.editOwn(ctx, name, key, &o, nil)
+	return first(c.editOwn(ctx, nil, KeyEdit{name, key, &o}))
 }
 
 // SetTx is [Catalog.Set] inside tx. The change holds in a process, this one too, once tx has
@@ -103,7 +103,7 @@ func (c *Catalog) SetTx(ctx context.Context, tx pgx.Tx, name, key string, o Over
 // that of the code again, or of the override for all keys. Edit.Was is nil if there was none; that
 // is [ErrUnknown] if no program has published the limit either.
 func (c *Catalog) Unset(ctx context.Context, name, key string) (Edit, error) {
-	return c.editOwn(ctx, name, key, nil, nil)
+	return first(c.editOwn(ctx, nil, KeyEdit{name, key, nil}))
 }
 
 // UnsetTx is [Catalog.Unset] inside tx.
@@ -134,7 +134,7 @@ func (c *Catalog) Preview(ctx context.Context, name, key string, o *Override) (E
 // Apply makes an edit that Preview has returned, after a person has agreed to it. If the override
 // has changed since, it changes nothing and returns [ErrChanged]. Other errors are those of Set.
 func (c *Catalog) Apply(ctx context.Context, e *Edit) error {
-	made, err := c.editOwn(ctx, e.Name, e.Key, e.by, e)
+	made, err := first(c.editOwn(ctx, e, KeyEdit{e.Name, e.Key, e.by}))
 	if err == nil {
 		e.Left = made.Left
 	}
@@ -147,7 +147,7 @@ func (c *Catalog) Forget(ctx context.Context, name string) (removed int64, err e
 	err = c.alone(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
 		to, err := c.writer(ctx, tx)
 		if err == nil {
-			removed, err = to.forget(ctx, name)
+			removed, err = to.forget(ctx, tx, name)
 		}
 		return err
 	})
@@ -178,12 +178,9 @@ func (c *Catalog) history(ctx context.Context, name string, key *string, most in
 	if most < 0 {
 		return nil, invalid("Most", most, "must not be negative")
 	}
-	if c.memory != nil {
-		return c.memory.history(name, key, most), ctx.Err()
-	}
 	ctx, cancel := c.bounded(ctx)
 	defer cancel()
-	return c.table.history(ctx, name, key, most)
+	return c.rows.history(ctx, name, key, most)
 }
 
 // PruneHistory deletes changes that are older than age, but never the newest one, and returns how
@@ -195,12 +192,9 @@ func (c *Catalog) PruneHistory(ctx context.Context, age time.Duration) (deleted 
 	if age < 0 {
 		return 0, invalid("Age", age, "must not be negative")
 	}
-	if c.memory != nil {
-		return c.memory.pruneHistory(age), ctx.Err()
-	}
 	ctx, cancel := c.bounded(ctx)
 	defer cancel()
-	return c.table.pruneHistory(ctx, age)
+	return c.rows.pruneHistory(ctx, age)
 }
 
 // Pruner is the part of a store that [Catalog.Prune] needs: a *pgstore.Store or a

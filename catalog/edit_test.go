@@ -128,40 +128,81 @@ func same(a, b *catalog.Override) bool {
 	return *a == *b
 }
 
-// An edit that names nothing, or leaves nothing, is refused, and so is Preview's.
-func TestEditsOfNothing(t *testing.T) {
+// An edit that names nothing, leaves nothing, or does not fit its limit is refused, and so is Preview's.
+func TestBadInput(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, c *catalog.Catalog, _ func() *catalog.Catalog) {
 		ctx := t.Context()
-		must(t, c.Publish(ctx, api))
+		quota := ratelimit.FixedWindow{Name: "quota", Rate: 1000, Every: ratelimit.Month, Zone: "Europe/Berlin"}
+		must(t, c.Publish(ctx, api, signUp, strict, quota))
+		must(t, c.PublishInFlight(ctx, calls))
 		edited(t)(c.Set(ctx, "api", "a", catalog.Override{Rate: 5}))
 		before, err := c.History(ctx, "", 0)
 		must(t, err)
 		for _, bad := range []struct {
-			key, field string
-			o          catalog.Override
+			name, key, field string
+			o                catalog.Override
 		}{
-			{"a", "Override", catalog.Override{}},
-			{"a", "Override", catalog.Override{Clear: catalog.FieldRate}},
-			{"b", "Override", catalog.Override{Switch: catalog.Off}},
-			{"b", "Override", catalog.Override{Until: time.Now(), Note: "why"}},
-			{"a", "Switch", catalog.Override{Switch: 3}},
-			{"a", "Clear", catalog.Override{Rate: 5, Clear: catalog.AllFields + 1}},
-			{"a", "Rate", catalog.Override{Rate: -1}},
+			{"api", "a", "Override", catalog.Override{}},
+			{"api", "a", "Override", catalog.Override{Clear: catalog.FieldRate}},
+			{"api", "b", "Override", catalog.Override{Switch: catalog.Off}},
+			{"api", "b", "Override", catalog.Override{Until: time.Now(), Note: "why"}},
+			{"api", "a", "Switch", catalog.Override{Switch: 3}},
+			{"api", "a", "Clear", catalog.Override{Rate: 5, Clear: catalog.AllFields + 1}},
+			{"api", "a", "Rate", catalog.Override{Rate: -1}},
+			{"api", "a", "Rate", catalog.Override{Rate: math.NaN()}},
+			{"sign_up", "a", "Rate", catalog.Override{Rate: 0.5}},
+			{"api", "a", "Period", catalog.Override{Period: 1}},
+			{"quota", "a", "Period", catalog.Override{Period: time.Hour}},
+			{"strict", "a", "Capacity", catalog.Override{Capacity: 10}},
+			{"api", "a", "Slots", catalog.Override{Slots: 5}},
+			{"strict", "a", "Slots", catalog.Override{Slots: 5000}},
+			{"api", catalog.AllKeys, "MaxReserved", catalog.Override{MaxReserved: -2}},
+			{"api", "a", "Note", catalog.Override{Note: "\xff"}},
+			{"api", "a", "Note", catalog.Override{Rate: 5, Note: strings.Repeat("x", 2049)}},
+			{"api", "a", "Until", catalog.Override{Until: time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC)}},
+			{"api", strings.Repeat("k", ratelimit.MaxKeyLength+1), "Key", catalog.Override{Rate: 1}},
+			{"calls", "a", "Rate", catalog.Override{Rate: 5}},
+			{"calls", "a", "Period", catalog.Override{Period: time.Hour}},
+			{"calls", "a", "Capacity", catalog.Override{Capacity: 5}},
+			{"calls", "a", "MaxReserved", catalog.Override{MaxReserved: 5}},
+			{"calls", "a", "Slots", catalog.Override{Slots: 5}},
+			{"calls", "a", "Limit", catalog.Override{AtOnce: ratelimit.MaxInFlight + 1}},
+			{"calls", "a", "Lease", catalog.Override{Lease: time.Microsecond}},
+			{"calls", "a", "Mode", catalog.Override{Mode: ratelimit.ModeShadow}},
+			{"calls", catalog.AllKeys, "Mode", catalog.Override{Mode: 9}},
+			{"api", catalog.AllKeys, "Mode", catalog.Override{Mode: 9}},
+			{"api", "a", "AtOnce", catalog.Override{AtOnce: 5}},
+			{"api", "a", "Lease", catalog.Override{Lease: time.Hour}},
 		} {
 			var field *ratelimit.FieldError
-			if _, err := c.Preview(ctx, "api", bad.key, &bad.o); !errors.As(err, &field) || field.Field != bad.field {
-				t.Errorf("preview of %+v: got %v", bad.o, err)
+			if _, err := c.Preview(ctx, bad.name, bad.key, &bad.o); !errors.As(err, &field) || field.Field != bad.field {
+				t.Errorf("preview of %+v of %s: got %v", bad.o, bad.name, err)
 			}
-			if _, err := c.Set(ctx, "api", bad.key, bad.o); !errors.As(err, &field) || field.Field != bad.field || field.Limit != "api" {
-				t.Errorf("%+v: got %v", bad.o, err)
+			if err := errOf(c.Set(ctx, bad.name, bad.key, bad.o)); !errors.Is(err, ratelimit.ErrInvalid) || !errors.As(err, &field) || field.Field != bad.field || field.Limit != bad.name {
+				t.Errorf("%+v of %s: got %v", bad.o, bad.name, err)
 			}
 		}
-		if _, err := c.Unset(ctx, "unknown", "a"); !errors.Is(err, catalog.ErrUnknown) {
-			t.Errorf("unset of a limit that nobody has published: got %v", err)
+		_, set := c.Set(ctx, "nobody", "a", catalog.Override{Rate: 1})
+		_, unset := c.Unset(ctx, "nobody", "a")
+		for _, err := range []error{set, unset} {
+			if !errors.Is(err, catalog.ErrUnknown) || !strings.Contains(err.Error(), "nobody") {
+				t.Errorf("a limit that nobody has published: got %v", err)
+			}
 		}
 		if err := (ratelimit.Request{Limit: api, Key: catalog.AllKeys, Count: 1}).Validate(); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("AllKeys is a key: %v", err)
+		}
+		for words, err := range map[string]error{
+			"is defined twice": c.Publish(ctx, api, api),
+			"Rate 0":           c.Publish(ctx, ratelimit.TokenBucket{Name: "l", Period: time.Second}, signUp),
+			"none":             c.PublishInFlight(ctx, builds, ratelimit.InFlight{Name: "none"}),
+			"Most":             errOf(c.History(ctx, "", -1)),
+			"Age":              errOf(c.PruneHistory(ctx, -1)),
+		} {
+			if !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), words) {
+				t.Errorf("%s: got %v", words, err)
+			}
 		}
 		if after, err := c.History(ctx, "", 0); err != nil || len(after) != len(before) {
 			t.Errorf("the history has grown from %d to %d, %v", len(before), len(after), err)

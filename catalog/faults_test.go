@@ -358,9 +358,7 @@ func commitsThatWait(t *testing.T, db *pgtest.DB) func(edit func(context.Context
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error, 1)
 			go func() { done <- edit(ctx) }()
-			for !pgtest.Blocks(t, db.Pool, tx) {
-				time.Sleep(time.Millisecond)
-			}
+			pgtest.AwaitBlocks(t, db.Pool, tx)
 			cancel()
 			err = <-done
 			return nil

@@ -32,7 +32,7 @@ func (c *Catalog) InFlightTx(ctx context.Context, tx pgx.Tx, limit ratelimit.InF
 	if err != nil {
 		return limit, err
 	}
-	r, err := of.rowsOf(ctx, []string{limit.Name}, key)
+	r, err := of.rowsOf(ctx, tx, []string{limit.Name}, key)
 	if err != nil {
 		return limit, err
 	}

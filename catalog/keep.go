@@ -57,19 +57,15 @@ func (c *Catalog) keepEach(ctx context.Context, tx pgx.Tx, edits []KeyEdit, agre
 	if err := c.table.lockFor(ctx, tx, patience); err != nil {
 		return nil, err
 	}
+	for i := range kept {
+		if err := c.unchanged(ctx, tx, &kept[i]); err != nil {
+			return nil, err
+		}
+	}
 	made := make([]Edit, len(edits))
 	for i := range edits {
-		locked := func() error { return nil }
-		if i == 0 {
-			locked = func() (err error) {
-				for i := 0; i < len(kept) && err == nil; i++ {
-					err = c.unchanged(ctx, tx, &kept[i])
-				}
-				return err
-			}
-		}
 		var err error
-		made[i], err = c.write(ctx, tx, edits[i].Name, edits[i].Key, edits[i].Override, agreed, locked)
+		made[i], err = c.write(ctx, tx, edits[i].Name, edits[i].Key, edits[i].Override, agreed)
 		if k := &kept[i]; err == nil && k.most != nil {
 			made[i].Left = k.left
 			err = c.table.putPending(ctx, tx, k.most, c.within(), c.config.Clock)
@@ -83,15 +79,11 @@ func (c *Catalog) keepEach(ctx context.Context, tx pgx.Tx, edits []KeyEdit, agre
 
 // keepRows changes the rows of a key inside tx, and notes in k what to write with the definition.
 func (c *Catalog) keepRows(ctx context.Context, tx pgx.Tx, k *keeping, e *KeyEdit, agreed *Edit) error {
-	of, err := c.inTx(tx)
-	if err != nil {
-		return err
-	}
 	known, version, at, err := c.table.pending(ctx, tx, e.Name, e.Key, c.config.Clock)
 	if err != nil {
 		return err
 	}
-	r, err := of.rowsOf(ctx, []string{e.Name}, e.Key)
+	r, err := c.table.rowsOf(ctx, tx, []string{e.Name}, e.Key)
 	if err != nil {
 		return err
 	}
@@ -184,37 +176,33 @@ func again(ctx context.Context, do func(patience time.Duration) error) (err erro
 	return fmt.Errorf("catalog: %w", err)
 }
 
-// editOwn makes an edit in a transaction of its own, or an edit for all keys in several.
-func (c *Catalog) editOwn(ctx context.Context, name, key string, by *Override, agreed *Edit) (made Edit, err error) {
+// editOwn makes edits in a transaction of its own, or one for all keys in several.
+func (c *Catalog) editOwn(ctx context.Context, agreed *Edit, edits ...KeyEdit) (made []Edit, err error) {
 	if err := c.usable(); err != nil {
-		return Edit{}, err
+		return nil, err
 	}
 	err = again(ctx, func(patience time.Duration) error {
 		switch {
+		case c.memory != nil:
+			made, err = c.eachInMemory(ctx, edits, agreed)
 		case c.config.Store == nil || agreed != nil && agreed.AsIs:
-			return c.alone(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
-				made, err = c.write(ctx, tx, name, key, by, agreed, nil)
+			err = c.transact(ctx, func(ctx context.Context, tx pgx.Tx) error {
+				made, err = c.writeEach(ctx, tx, edits, agreed)
 				return err
 			})
-		case c.memory != nil:
-			made, err = c.keepInMemory(ctx, name, key, by, agreed)
-		case key == AllKeys:
-			made, err = c.keepAll(ctx, name, by, agreed)
+		case edits[0].Key == AllKeys:
+			made = make([]Edit, 1)
+			made[0], err = c.keepAll(ctx, edits[0].Name, edits[0].Override, agreed)
 		default:
-			made, err = c.keepOne(ctx, name, key, by, agreed, patience)
+			made, err = c.keepOwn(ctx, edits, agreed, patience)
 		}
 		return err
 	})
 	if err != nil {
-		return Edit{}, err
+		return nil, err
 	}
 	_ = c.Refresh(ctx) // the change is committed; another reading will see it
 	return made, nil
-}
-
-// keepOne makes an edit of a key in a transaction of its own.
-func (c *Catalog) keepOne(ctx context.Context, name, key string, by *Override, agreed *Edit, patience time.Duration) (made Edit, err error) {
-	return first(c.keepOwn(ctx, []KeyEdit{{name, key, by}}, agreed, patience))
 }
 
 // keepOwn makes edits of keys in a transaction of its own. It keeps no row locked while it waits for
@@ -244,17 +232,11 @@ func (c *Catalog) keepTx(ctx context.Context, tx pgx.Tx, edits ...KeyEdit) (made
 	}
 	switch {
 	case c.memory != nil:
-		return c.eachInMemory(ctx, edits)
+		return c.eachInMemory(ctx, edits, nil)
 	case c.config.Store == nil:
 		err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-			for i := range edits {
-				e, err := c.write(ctx, tx, edits[i].Name, edits[i].Key, edits[i].Override, nil, nil)
-				if err != nil {
-					return err
-				}
-				made = append(made, e)
-			}
-			return nil
+			made, err = c.writeEach(ctx, tx, edits, nil)
+			return err
 		})
 		return made, err
 	}
@@ -310,7 +292,7 @@ func (c *Catalog) keepInMemory(ctx context.Context, name, key string, by *Overri
 		statuses, err = c.replace(ctx, cuts)
 	}
 	if err == nil {
-		made, err = c.write(ctx, nil, name, key, by, agreed, nil)
+		made, err = c.write(ctx, nil, name, key, by, agreed)
 	}
 	if err == nil {
 		_ = c.Refresh(ctx)
@@ -416,13 +398,20 @@ func (c *Catalog) define(ctx context.Context, k *keeping, by *Override, agreed *
 	k.paused = slices.Compact(k.paused)
 	do := func(ctx context.Context, tx pgx.Tx) error {
 		done, err := c.replaceKeys(ctx, tx, k, k.paused, true)
-		if err == nil && len(k.paused) > 0 { // with rows
+		switch {
+		case err != nil:
+		case len(k.paused) > 0: // with rows
 			err = c.table.lockFor(ctx, tx, lockWait)
+		default:
+			_, err = c.table.lock(ctx, tx)
+		}
+		if err == nil {
+			err = c.unchanged(ctx, tx, k, done.apart...)
 		}
 		if err != nil {
 			return err
 		}
-		made, err = c.write(ctx, tx, k.edit.Name, AllKeys, by, agreed, func() error { return c.unchanged(ctx, tx, k, done.apart...) })
+		made, err = c.write(ctx, tx, k.edit.Name, AllKeys, by, agreed)
 		if err != nil || !k.most.marks() {
 			return err
 		}
@@ -449,7 +438,7 @@ func (c *Catalog) define(ctx context.Context, k *keeping, by *Override, agreed *
 // begin writes the pending entry of an edit before any row has its mark.
 func (c *Catalog) begin(ctx context.Context, k *keeping) error {
 	return c.transact(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		err := c.table.lock(ctx, tx)
+		_, err := c.table.lock(ctx, tx)
 		if err == nil {
 			err = c.unchanged(ctx, tx, k)
 		}
@@ -542,7 +531,7 @@ func first(made []Edit, err error) (Edit, error) {
 }
 
 // eachInMemory makes edits in memory; none if one of several is invalid.
-func (c *Catalog) eachInMemory(ctx context.Context, edits []KeyEdit) (made []Edit, err error) {
+func (c *Catalog) eachInMemory(ctx context.Context, edits []KeyEdit, agreed *Edit) (made []Edit, err error) {
 	if len(edits) > 1 {
 		if err := c.Refresh(ctx); err != nil {
 			return nil, err
@@ -553,18 +542,25 @@ func (c *Catalog) eachInMemory(ctx context.Context, edits []KeyEdit) (made []Edi
 			}
 		}
 	}
+	if c.config.Store == nil {
+		return c.writeEach(ctx, nil, edits, agreed)
+	}
+	made = make([]Edit, len(edits))
 	for i := range edits {
-		do := c.keepInMemory
-		if c.config.Store == nil {
-			do = func(ctx context.Context, name, key string, by *Override, agreed *Edit) (Edit, error) {
-				return c.write(ctx, nil, name, key, by, agreed, nil)
-			}
-		}
-		e, err := do(ctx, edits[i].Name, edits[i].Key, edits[i].Override, nil)
-		if err != nil {
+		if made[i], err = c.keepInMemory(ctx, edits[i].Name, edits[i].Key, edits[i].Override, agreed); err != nil {
 			return nil, err
 		}
-		made = append(made, e)
+	}
+	return made, nil
+}
+
+// writeEach makes edits that leave rows as they are.
+func (c *Catalog) writeEach(ctx context.Context, tx pgx.Tx, edits []KeyEdit, agreed *Edit) (made []Edit, err error) {
+	made = make([]Edit, len(edits))
+	for i := range edits {
+		if made[i], err = c.write(ctx, tx, edits[i].Name, edits[i].Key, edits[i].Override, agreed); err != nil {
+			return nil, err
+		}
 	}
 	return made, nil
 }

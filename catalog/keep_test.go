@@ -53,9 +53,7 @@ func newKeeper(tb testing.TB, db *pgtest.DB, clock func() time.Time) keeper {
 	if db == nil {
 		k.store = memstore.New(clock)
 	} else {
-		store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Clock: clock})
-		must(tb, err)
-		k.store = store
+		k.store = newStore(tb, db, pgstore.Config{Clock: clock})
 	}
 	k.Catalog, _ = newCatalog(tb, db, func(c *catalog.Config) { c.Store, c.Clock = k.store, clock })
 	must(tb, k.Publish(tb.Context(), monthly, hourly, signUp, strict, api))
@@ -416,8 +414,7 @@ func TestRaiseOfAKeyWithoutARow(t *testing.T) {
 func TestRaiseBesideALockedRow(t *testing.T) {
 	t.Parallel()
 	db, clock := newDB(t), newTestClock()
-	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Clock: clock.now, Timeout: 300 * time.Millisecond})
-	must(t, err)
+	store := newStore(t, db, pgstore.Config{Clock: clock.now, Timeout: 300 * time.Millisecond})
 	k := keeper{store: store}
 	k.Catalog, _ = newCatalog(t, db, func(c *catalog.Config) { c.Store, c.Clock = store, clock.now })
 	must(t, k.Publish(t.Context(), monthly))

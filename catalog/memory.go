@@ -1,11 +1,14 @@
 package catalog
 
 import (
+	"context"
 	"encoding/json"
 	"math"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
@@ -43,9 +46,17 @@ func (m *memory) read() *reading {
 	return r
 }
 
-// rowsOf returns what the table's rowsOf does. The caller holds mu, as for publish, set, unset,
-// forget and log.
-func (m *memory) rowsOf(names []string, key string) *reading {
+func (m *memory) lock(context.Context, pgx.Tx) (unlock func(), err error) {
+	m.editing.Lock()
+	return m.editing.Unlock, nil
+}
+
+// as does nothing: log looks into the context.
+func (m *memory) as(context.Context, pgx.Tx, string) error { return nil }
+
+func (m *memory) rowsOf(_ context.Context, _ pgx.Tx, names []string, key string) (*reading, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	r := &reading{whole: true, at: m.clock()}
 	for _, name := range names {
 		if d, ok := m.published[name]; ok {
@@ -58,56 +69,67 @@ func (m *memory) rowsOf(names []string, key string) *reading {
 			r.overrides = append(r.overrides, e)
 		}
 	}
-	return r
+	return r, nil
 }
 
-func (m *memory) publish(p *published, who string) {
+func (m *memory) publish(ctx context.Context, _ pgx.Tx, p *published) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	was, ok := m.published[p.Name]
-	m.log(place{p.Name, AllKeys}, jsonOf(was, ok), jsonOf(*p, true), who)
+	m.log(ctx, place{p.Name, AllKeys}, jsonOf(was, ok), jsonOf(*p, true))
 	m.published[p.Name] = *p
+	return nil
 }
 
-func (m *memory) set(e Entry, who string) {
-	at := place{e.Name, e.Key}
+func (m *memory) set(ctx context.Context, _ pgx.Tx, e *Entry) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	at, of := place{e.Name, e.Key}, *e
 	was, ok := m.overrides[at]
-	e.UpdatedAt = m.clock()
-	m.log(at, jsonOf(was.Override, ok), jsonOf(e.Override, true), who)
-	m.overrides[at] = e
+	of.UpdatedAt = m.clock()
+	m.log(ctx, at, jsonOf(was.Override, ok), jsonOf(of.Override, true))
+	m.overrides[at] = of
+	return nil
 }
 
-func (m *memory) unset(at place, who string) {
+func (m *memory) unset(ctx context.Context, _ pgx.Tx, at place) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if was, ok := m.overrides[at]; ok {
-		m.log(at, jsonOf(was.Override, true), nil, who)
+		m.log(ctx, at, jsonOf(was.Override, true), nil)
 		delete(m.overrides, at)
 	}
+	return nil
 }
 
-func (m *memory) forget(name, who string) (n int64) {
+func (m *memory) forget(ctx context.Context, _ pgx.Tx, name string) (n int64, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if d, ok := m.published[name]; ok {
-		m.log(place{name, AllKeys}, jsonOf(d, true), nil, who)
+		m.log(ctx, place{name, AllKeys}, jsonOf(d, true), nil)
 		delete(m.published, name)
 		n++
 	}
 	for at, e := range m.overrides {
 		if at.name == name {
-			m.log(at, jsonOf(e.Override, true), nil, who)
+			m.log(ctx, at, jsonOf(e.Override, true), nil)
 			delete(m.overrides, at)
 			n++
 		}
 	}
-	return n
+	return n, nil
 }
 
-func (m *memory) log(at place, was, became json.RawMessage, who string) {
+// log writes a change into the history. It needs mu.
+func (m *memory) log(ctx context.Context, at place, was, became json.RawMessage) {
 	if slices.Equal(was, became) {
 		return
 	}
 	m.version++
-	m.changes = append(m.changes, Change{Version: m.version, At: m.clock(), Role: "memory", Who: who, Name: at.name, Key: at.key, Was: was, Became: became})
+	m.changes = append(m.changes, Change{Version: m.version, At: m.clock(), Role: "memory", Who: whoOf(ctx), Name: at.name, Key: at.key, Was: was, Became: became})
 }
 
-// history returns what the table's history does.
-func (m *memory) history(name string, key *string, most int) (changes []Change) {
+func (m *memory) history(ctx context.Context, name string, key *string, most int) (changes []Change, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, c := range slices.Backward(m.changes) {
@@ -118,15 +140,15 @@ func (m *memory) history(name string, key *string, most int) (changes []Change) 
 			changes = append(changes, c)
 		}
 	}
-	return changes
+	return changes, ctx.Err()
 }
 
-func (m *memory) pruneHistory(age time.Duration) int64 {
+func (m *memory) pruneHistory(ctx context.Context, age time.Duration) (int64, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	before, had := m.clock().Add(-age), len(m.changes)
 	m.changes = slices.DeleteFunc(m.changes, func(c Change) bool { return c.At.Before(before) && c.Version < m.version })
-	return int64(had - len(m.changes))
+	return int64(had - len(m.changes)), ctx.Err()
 }
 
 // jsonOf returns a definition or an override as the history stores it, in the words of the table;

@@ -116,10 +116,7 @@ type Change struct {
 }
 
 // replaces reports whether o replaces any field of a limit.
-func (o *Override) replaces() bool {
-	return o.Rate != 0 || o.Period != 0 || o.Capacity != 0 || o.MaxReserved != 0 || o.Slots != 0 ||
-		o.AtOnce != 0 || o.Lease != 0 || o.Mode != 0
-}
+func (o *Override) replaces() bool { return o.over(Override{}) != Override{} }
 
 // edited returns o after an edit, which first clears the fields of its Clear and then sets those
 // that it names.

@@ -61,9 +61,7 @@ func processesAgainstMemory(t *testing.T, limit ratelimit.Limit, r *rand.Rand) {
 	for i := range processes {
 		p := &process{fresh: true}
 		p.c, _ = newCatalog(t, db, func(c *catalog.Config) { c.Clock = clock })
-		var err error
-		p.store, err = pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Clock: clock})
-		must(t, err)
+		p.store = newStore(t, db, pgstore.Config{Clock: clock})
 		must(t, p.c.Publish(t.Context(), limit))
 		processes[i] = p
 	}
@@ -152,9 +150,7 @@ func TestChangesHoldAfterEscrow(t *testing.T) {
 	c, _ := newCatalog(t, db)
 	limit := ratelimit.TokenBucket{Name: "hot", Rate: 10, Period: time.Hour, Capacity: 100_000}
 	must(t, c.Publish(ctx, limit))
-	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Escrow: escrow})
-	must(t, err)
-	defer store.Close()
+	store := newStore(t, db, pgstore.Config{Escrow: escrow})
 	allow := func() bool {
 		t.Helper()
 		result, err := store.Allow(ctx, c.For(limit, ""))

@@ -37,9 +37,7 @@ func TestPruneByAnOverrideOfItsKey(t *testing.T) {
 		db := newDB(t)
 		var stores [2]*pgstore.Store
 		for i := range stores {
-			var err error
-			stores[i], err = pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Clock: clock})
-			must(t, err)
+			stores[i] = newStore(t, db, pgstore.Config{Clock: clock})
 		}
 		c, _ := newCatalog(t, db, func(c *catalog.Config) { c.Store, c.Clock = stores[0], clock })
 		pruneByAnOverride(t, c, stores[0], stores[1], stores[1].Permits(), &now)

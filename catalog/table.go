@@ -43,7 +43,6 @@ func (errBehind) Is(target error) bool { return target == errAgain }
 // querier is implemented by pools and transactions.
 type querier interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
@@ -280,7 +279,6 @@ func (t *table) readChanged(ctx context.Context, known mark) (r *reading, at tim
 	return r, r.at, nil
 }
 
-// rowsOf reads the rows of names: those without a key, and those of one key.
 const rowsOf = `SELECT ` + columns + `, ` + clock + ` FROM (
 	SELECT d.* FROM rate_limit_definitions AS d WHERE d.name = ANY ($1::text[]) AND d.key = $2::text
 	UNION ALL
@@ -289,8 +287,8 @@ const rowsOf = `SELECT ` + columns + `, ` + clock + ` FROM (
 	SELECT d.* FROM rate_limit_definitions AS d WHERE d.name = ANY ($1::text[]) AND d.kind IS NULL AND d.key IS NULL
 ) AS d`
 
-func (t *table) rowsOf(ctx context.Context, q querier, names []string, key string) (*reading, error) {
-	rows, err := q.Query(ctx, t.sql(rowsOf), names, keyArg(key))
+func (t *table) rowsOf(ctx context.Context, tx pgx.Tx, names []string, key string) (*reading, error) {
+	rows, err := tx.Query(ctx, t.sql(rowsOf), names, keyArg(key))
 	if err != nil {
 		return nil, fault("read definitions", err)
 	}
@@ -325,9 +323,9 @@ const (
 	putKey       = `INSERT INTO rate_limit_definitions AS d` + values + ` ON CONFLICT (name, key) WHERE key IS NOT NULL` + update
 )
 
-func (t *table) publish(ctx context.Context, q querier, p *published) error {
+func (t *table) publish(ctx context.Context, tx pgx.Tx, p *published) error {
 	if l := p.inFlight; l != nil {
-		_, err := q.Exec(ctx, t.sql(putPublished), l.Name, nil, p.kind(), nil, nil, nil, nil, nil, nil, nil, true, nil, nil, nil, nil, nil,
+		_, err := tx.Exec(ctx, t.sql(putPublished), l.Name, nil, p.kind(), nil, nil, nil, nil, nil, nil, nil, true, nil, nil, nil, nil, nil,
 			int32(l.Limit), float64(l.Lease.Microseconds()), nil, nil)
 		return fault("publish", err)
 	}
@@ -343,12 +341,12 @@ func (t *table) publish(ctx context.Context, q querier, p *published) error {
 	if d.Time != 0 {
 		at = notZero(bucket.TimeOfDay(d.Time))
 	}
-	_, err := q.Exec(ctx, t.sql(putPublished), d.Name, nil, d.Kind.String(), d.Rate, float64(d.Period.Microseconds()), capacity, d.MaxReserved,
+	_, err := tx.Exec(ctx, t.sql(putPublished), d.Name, nil, d.Kind.String(), d.Rate, float64(d.Period.Microseconds()), capacity, d.MaxReserved,
 		int32(d.Shards), orNull(d.Start), notZero(int32(d.Slots)), true, nil, nil, every, zone, anchor, nil, nil, nil, at)
 	return fault("publish", err)
 }
 
-func (t *table) set(ctx context.Context, q querier, e *Entry) error {
+func (t *table) set(ctx context.Context, tx pgx.Tx, e *Entry) error {
 	sql := putKey
 	if e.Key == AllKeys {
 		sql = putAll
@@ -357,7 +355,7 @@ func (t *table) set(ctx context.Context, q querier, e *Entry) error {
 	if e.Mode != 0 {
 		mode = notZero(e.Mode.String())
 	}
-	_, err := q.Exec(ctx, t.sql(sql), e.Name, keyArg(e.Key), nil, notZero(e.Rate), notZero(float64(e.Period.Microseconds())), stored(e.Capacity), stored(e.MaxReserved),
+	_, err := tx.Exec(ctx, t.sql(sql), e.Name, keyArg(e.Key), nil, notZero(e.Rate), notZero(float64(e.Period.Microseconds())), stored(e.Capacity), stored(e.MaxReserved),
 		nil, nil, notZero(int32(e.Slots)), e.Switch != Off, orNull(e.Until), notZero(e.Note), nil, nil, nil,
 		notZero(int32(e.AtOnce)), notZero(float64(e.Lease.Microseconds())), mode, nil)
 	return fault("set an override", err)
@@ -369,12 +367,12 @@ const (
 	forget   = `DELETE FROM rate_limit_definitions AS d WHERE d.name = $1::text`
 )
 
-func (t *table) unset(ctx context.Context, q querier, name, key string) error {
+func (t *table) unset(ctx context.Context, tx pgx.Tx, at place) error {
 	sql := unsetKey
-	if key == AllKeys {
+	if at.key == AllKeys {
 		sql = unsetAll
 	}
-	_, err := q.Exec(ctx, t.sql(sql), name, keyArg(key))
+	_, err := tx.Exec(ctx, t.sql(sql), at.name, keyArg(at.key))
 	return fault("unset an override", err)
 }
 
@@ -382,9 +380,14 @@ func (t *table) unset(ctx context.Context, q querier, name, key string) error {
 // statement sees what the holder before has committed.
 const lock = `SELECT pg_advisory_xact_lock(hashtextextended('rate_limit_definitions', $1::text::regclass::oid::int8))`
 
-func (t *table) lock(ctx context.Context, q querier) error {
-	_, err := q.Exec(ctx, lock, t.definitions)
-	return fault("wait for those who write definitions", err)
+func (t *table) lock(ctx context.Context, tx pgx.Tx) (unlock func(), err error) {
+	_, err = tx.Exec(ctx, lock, t.definitions)
+	return func() {}, fault("wait for those who write definitions", err)
+}
+
+func (t *table) as(ctx context.Context, tx pgx.Tx, who string) error {
+	_, err := tx.Exec(ctx, "SELECT set_config('ratelimit.who', $1::text, true)", who)
+	return fault("say who makes a change", err)
 }
 
 // lockFor is lock for a bounded time, after which it returns errBehind. The statement restores the
@@ -395,14 +398,11 @@ const lockFor = `SELECT set_config('ratelimit.lock_timeout', current_setting('lo
 
 func (t *table) lockFor(ctx context.Context, tx pgx.Tx, most time.Duration) error {
 	_, err := tx.Exec(ctx, lockFor, t.definitions, strconv.FormatInt(most.Milliseconds(), 10))
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) && (pgErr.Code == lockNotAvailable || pgErr.Code == "57014") { // query_canceled, if the lock comes in that moment
+	if code := intx.Code(err); code == intx.LockNotAvailable || code == intx.QueryCanceled { // if the lock comes in that moment
 		return errBehind{}
 	}
 	return fault("wait for those who write definitions", err)
 }
-
-const lockNotAvailable = "55P03"
 
 // lockWait is how long a try waits where no call waits for its rows. It is less than the server's
 // deadlock_timeout.
@@ -418,8 +418,8 @@ func (t *table) await(ctx context.Context, tx pgx.Tx) error {
 	return cmp.Or(err, fault("wait for those who write definitions", behind.Rollback(ctx)))
 }
 
-func (t *table) forget(ctx context.Context, q querier, name string) (int64, error) {
-	tag, err := q.Exec(ctx, t.sql(forget), name)
+func (t *table) forget(ctx context.Context, tx pgx.Tx, name string) (int64, error) {
+	tag, err := tx.Exec(ctx, t.sql(forget), name)
 	return tag.RowsAffected(), fault("forget a limit", err)
 }
 
@@ -481,13 +481,11 @@ func fault(doing string, err error) error {
 	if err == nil {
 		return nil
 	}
-	const undefinedTable, undefinedColumn = "42P01", "42703"
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) && (pgErr.Code == undefinedTable || pgErr.Code == undefinedColumn) {
+	switch intx.Code(err) {
+	case "42P01", "42703": // undefined_table, undefined_column
 		return fmt.Errorf("%w (ratelimit migrate up --set catalog; Config.Schema): %w", ErrNotMigrated, err)
-	}
-	if errors.As(err, &pgErr) && pgErr.Code == lockNotAvailable {
-		return fmt.Errorf("catalog: %s: a transaction has locked a row or table of the catalog: %w", doing, err)
+	case intx.LockNotAvailable:
+		return fmt.Errorf("catalog: %s: a transaction edits the catalog, or has locked a row or table of the catalog: %w", doing, err)
 	}
 	return fmt.Errorf("catalog: %s: %w", doing, err)
 }

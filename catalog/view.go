@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"fmt"
+	"hash/maphash"
 	"maps"
 	"math"
 	"slices"
@@ -32,22 +33,19 @@ type mark struct {
 type family struct {
 	published *published
 	all       *entry
-	keys      keyed[entry]
+	keys      *keyed
 	faults    map[string]error // of rows that are not used, by key
-
-	// bases are the limits in code, such as plans of one name, for which entries remember the
-	// limits that they make.
-	bases atomic.Pointer[[]*base]
 }
 
-// mostBases is how many limits in code are remembered for a name.
-const mostBases = 16
+// keyed maps keys to overrides. It is immutable, and cut into parts: a changed copy shares all parts but those
+// of the changed keys.
+type keyed [256]map[string]*entry
 
-// base is a limit in code, with the override for all keys.
-type base struct {
-	limit ratelimit.Limit
-	all   *entry
-}
+var seed = maphash.MakeSeed()
+
+func part(key string) int { return int(maphash.String(seed, key) % uint64(len(keyed{}))) }
+
+func (k *keyed) get(key string) *entry { return k[part(key)][key] }
 
 // entry is an override that is looked up. The fields that a look-up reads are first.
 type entry struct {
@@ -56,9 +54,10 @@ type entry struct {
 	Entry
 }
 
-// choice is the limit that an override makes of a base.
+// choice is the limit that an override makes of a limit in code, with the override for all keys.
 type choice struct {
-	base  *base
+	of    ratelimit.Limit
+	all   *entry
 	limit ratelimit.Limit
 	own   bool // the limit differs from that of other keys, by the key's own override
 }
@@ -141,22 +140,35 @@ func newEntry(of *Entry) *entry {
 // edition is a changed copy of a family that is being made.
 type edition struct {
 	family
-	keys      *draft[entry]
+	copied    [len(keyed{})]bool // the parts of keys that are its own
 	was       *published
 	fresh     []*entry        // overrides that were put
 	newFaults map[string]bool // keys with faults that were found
 }
 
 func (f *family) edition() *edition {
-	e := &edition{newFaults: map[string]bool{}}
+	e := &edition{newFaults: map[string]bool{}, family: family{keys: new(keyed)}}
 	if f != nil {
 		e.was, e.published, e.all, e.faults = f.published, f.published, f.all, maps.Clone(f.faults)
-		e.bases.Store(f.bases.Load())
-		e.keys = f.keys.draft()
-	} else {
-		e.keys = keyed[entry]{}.draft()
+		*e.keys = *f.keys
 	}
 	return e
+}
+
+// set sets the override of a key, in its own copy of the key's part; nil removes it.
+func (e *edition) set(key string, o *entry) {
+	i := part(key)
+	if !e.copied[i] {
+		e.keys[i], e.copied[i] = maps.Clone(e.keys[i]), true
+	}
+	switch {
+	case o == nil:
+		delete(e.keys[i], key)
+	case e.keys[i] == nil:
+		e.keys[i] = map[string]*entry{key: o}
+	default:
+		e.keys[i][key] = o
+	}
 }
 
 // unset removes the override of a key.
@@ -165,7 +177,7 @@ func (e *edition) unset(key string) {
 	if key == AllKeys {
 		e.all = nil
 	} else {
-		e.keys.set(key, nil)
+		e.set(key, nil)
 	}
 }
 
@@ -182,7 +194,7 @@ func (e *edition) put(o *entry) {
 	if o.Key == AllKeys {
 		e.all = o
 	} else {
-		e.keys.set(o.Key, o)
+		e.set(o.Key, o)
 	}
 	e.fresh = append(e.fresh, o)
 }
@@ -196,7 +208,6 @@ func (e *edition) faulty(key string, err error) {
 
 // finish checks the new overrides, or all if the definition is new, and returns the family.
 func (e *edition) finish() *family {
-	e.family.keys = e.keys.keyed
 	check := e.fresh
 	switch {
 	case e.published == nil: // there is nothing to check overrides against
@@ -214,7 +225,9 @@ func (e *edition) finish() *family {
 	return &e.family
 }
 
-func (f *family) empty() bool { return f.published == nil && f.all == nil && f.keys.n == 0 }
+func (f *family) empty() bool {
+	return f.published == nil && f.all == nil && !slices.ContainsFunc(f.keys[:], func(part map[string]*entry) bool { return len(part) > 0 })
+}
 
 // entry returns the override of a key or of AllKeys, nil if there is none.
 func (f *family) entry(key string) *entry {
@@ -229,7 +242,9 @@ func (f *family) entry(key string) *entry {
 
 // entries returns the overrides of a name; that for all keys comes first.
 func (f *family) entries() (entries []*entry) {
-	f.keys.all(func(e *entry) { entries = append(entries, e) })
+	for _, part := range f.keys {
+		entries = slices.AppendSeq(entries, maps.Values(part))
+	}
 	slices.SortFunc(entries, func(a, b *entry) int { return strings.Compare(a.Key, b.Key) })
 	if f.all != nil {
 		entries = slices.Insert(entries, 0, f.all)
@@ -269,16 +284,16 @@ func (v *view) choose(r *ratelimit.Request, clock func() time.Time) {
 	if mode, until := modeOf(own, all); mode != 0 {
 		r.Mode, r.RefusedUntil = mode, until
 	}
-	b := f.baseOf(r.Limit, all)
-	if b == nil {
-		return
-	}
 	if own == nil {
 		own = all
 	}
 	c := own.chosen.Load()
-	if c == nil || c.base != b {
-		c = own.make(b)
+	if c == nil || c.of != r.Limit || c.all != all {
+		limit := value(r.Limit)
+		if limit == nil {
+			return
+		}
+		c = own.make(limit, all)
 	}
 	r.Limit, r.Overridden = c.limit, c.own
 }
@@ -335,41 +350,17 @@ func (v *view) inFlight(limit ratelimit.InFlight, key string, clock func() time.
 	return limit
 }
 
-// baseOf returns the base of overrides; nil for no limit.
-func (f *family) baseOf(limit ratelimit.Limit, all *entry) *base {
-	var known []*base
-	if p := f.bases.Load(); p != nil {
-		known = *p
+// make makes the limit that e makes of a limit in code, and remembers it. If that limit is invalid, it is
+// that in code.
+func (e *entry) make(of ratelimit.Limit, all *entry) *choice {
+	o, numbers := e.Override, e.without(FieldMode)
+	if all != nil {
+		o = e.over(all.Override)
 	}
-	for _, b := range known {
-		if b.all == all && b.limit == limit {
-			return b
-		}
-	}
-	if limit = value(limit); limit == nil {
-		return nil
-	}
-	b := &base{limit, all}
-	if len(known) == mostBases {
-		known = nil
-	}
-	more := append(slices.Clone(known), b)
-	f.bases.Store(&more)
-	return b
-}
-
-// make makes the limit that e makes of a base, and remembers it. If that limit is invalid, it is
-// the base's.
-func (e *entry) make(b *base) *choice {
-	o := e.Override
-	if b.all != nil {
-		o = e.over(b.all.Override)
-	}
-	numbers := e.without(FieldMode)
-	c := &choice{base: b, own: e.Key != AllKeys && numbers.replaces()}
+	c := &choice{of: of, all: all, own: e.Key != AllKeys && numbers.replaces()}
 	var err error
-	if c.limit, err = o.limit(b.limit.Definition()); err != nil {
-		c.limit, c.own = b.limit, false
+	if c.limit, err = o.limit(of.Definition()); err != nil {
+		c.limit, c.own = of, false
 	}
 	e.chosen.Store(c)
 	return c

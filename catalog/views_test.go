@@ -93,9 +93,7 @@ func newHistory(t *testing.T, r *rand.Rand) *history {
 	h := &history{T: t, rand: r, db: newDB(t), now: noon, kinds: slices.Clone(kinds)}
 	clock := func() time.Time { return h.now }
 	h.c, _ = newCatalog(t, h.db, func(c *catalog.Config) { c.Clock = clock })
-	var err error
-	h.store, err = pgstore.New(h.db.Pool, &pgstore.Config{Schema: h.db.Schema, Clock: clock})
-	must(t, err)
+	h.store = newStore(t, h.db, pgstore.Config{Clock: clock})
 	must(t, h.c.Publish(t.Context(), h.kinds...))
 	return h
 }
@@ -288,8 +286,7 @@ func TestViewsOfACustomerWhoMoved(t *testing.T) {
 	ctx, db := t.Context(), newDB(t)
 	c, _ := newCatalog(t, db)
 	now := time.Date(2026, 3, 31, 22, 30, 0, 0, time.UTC) // April in Berlin
-	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Clock: func() time.Time { return now }})
-	must(t, err)
+	store := newStore(t, db, pgstore.Config{Clock: func() time.Time { return now }})
 	quota := ratelimit.FixedWindow{Name: "quota", Rate: 10, Every: ratelimit.Month, Zone: "Europe/Berlin"}
 	must(t, c.Publish(ctx, quota))
 	must(t, store.Take(ctx, c.ForN(quota, "k", 10)))
@@ -310,9 +307,7 @@ func TestViewsTellWhatIsAhead(t *testing.T) {
 	c, _ := newCatalog(t, db)
 	limit := ratelimit.TokenBucket{Name: "hot", Rate: 1000, Period: time.Hour, Capacity: 1000}
 	must(t, c.Publish(ctx, limit))
-	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Escrow: 10 * time.Second})
-	must(t, err)
-	defer store.Close()
+	store := newStore(t, db, pgstore.Config{Escrow: 10 * time.Second})
 	for range 200 {
 		must(t, errOf(store.Allow(ctx, limit.For(""))))
 	}

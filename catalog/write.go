@@ -2,12 +2,33 @@ package catalog
 
 import (
 	"context"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit/internal/intx"
 )
+
+// mostWho is the greatest length of an author's name in bytes, about that of a limit's name.
+const mostWho = 255
+
+// writer returns the rows for edits in tx, with the author from the context.
+func (c *Catalog) writer(ctx context.Context, tx pgx.Tx) (rows, error) {
+	to, err := c.inTx(tx)
+	if err != nil {
+		return nil, err
+	}
+	switch who := whoOf(ctx); {
+	case who == "":
+		return to, nil
+	case len(who) > mostWho || !utf8.ValidString(who) || strings.ContainsRune(who, 0):
+		return nil, invalid("Who", strings.ToValidUTF8(who[:min(len(who), mostWho)], "?"), "must have at most 255 bytes, of UTF-8 without zero bytes")
+	default:
+		return to, to.as(ctx, tx, who)
+	}
+}
 
 // alone runs do in a transaction of its own. Afterwards this process sees its changes at once.
 func (c *Catalog) alone(ctx context.Context, do func(context.Context, pgx.Tx) error) error {
@@ -31,25 +52,19 @@ func (c *Catalog) transact(ctx context.Context, do func(context.Context, pgx.Tx)
 	return intx.Do(ctx, c.table.pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return do(ctx, tx) })
 }
 
-// write waits until no other edit is under way, calls locked, reads the rows of an edit, and writes
-// what the edit makes of them. If that differs from agreed it returns ErrChanged. locked and agreed
-// may be nil.
-func (c *Catalog) write(ctx context.Context, tx pgx.Tx, name, key string, by *Override, agreed *Edit, locked func() error) (Edit, error) {
+// write waits until no other edit is under way, reads the rows of an edit, and writes what the edit makes
+// of them. If that differs from agreed, which may be nil, it returns ErrChanged.
+func (c *Catalog) write(ctx context.Context, tx pgx.Tx, name, key string, by *Override, agreed *Edit) (Edit, error) {
 	to, err := c.writer(ctx, tx)
 	if err != nil {
 		return Edit{}, err
 	}
-	unlock, err := to.lock(ctx)
+	unlock, err := to.lock(ctx, tx)
 	if err != nil {
 		return Edit{}, err
 	}
 	defer unlock()
-	if locked != nil {
-		if err := locked(); err != nil {
-			return Edit{}, err
-		}
-	}
-	r, err := to.rowsOf(ctx, []string{name}, key)
+	r, err := to.rowsOf(ctx, tx, []string{name}, key)
 	if err != nil {
 		return Edit{}, err
 	}
@@ -63,7 +78,7 @@ func (c *Catalog) write(ctx context.Context, tx pgx.Tx, name, key string, by *Ov
 	case !made.Changes():
 		return made, nil
 	case made.Became == nil:
-		return made, to.unset(ctx, place{name, key})
+		return made, to.unset(ctx, tx, place{name, key})
 	}
-	return made, to.set(ctx, &Entry{Name: name, Key: key, Override: *made.Became})
+	return made, to.set(ctx, tx, &Entry{Name: name, Key: key, Override: *made.Became})
 }

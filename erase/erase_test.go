@@ -33,6 +33,9 @@ func must(t *testing.T, err error) {
 	}
 }
 
+// errOf returns the error of a call that returns a value besides.
+func errOf[T any](_ T, err error) error { return err }
+
 // inTx runs do in a transaction that is committed.
 func inTx(t *testing.T, db *pgtest.DB, do func(tx pgx.Tx) (erase.Counts, error)) (counts erase.Counts, err error) {
 	t.Helper()
@@ -87,20 +90,16 @@ func TestErase(t *testing.T) {
 	const person = "ann@example.com"
 	for _, key := range []string{person, "bob@example.com"} {
 		must(t, store.Take(ctx, api.ForN(key, 8), strict.ForN(key, 3)))
-		_, err := store.Allow(ctx, api.ForN(key, 9))
-		must(t, err)
+		must(t, errOf(store.Allow(ctx, api.ForN(key, 9))))
 		if permit, err := store.Permits().Acquire(ctx, exports.For(key)); err != nil || !permit.OK {
 			t.Fatal(permit, err)
 		}
 		for _, o := range []catalog.Override{{Rate: 5, Note: "for " + key}, {Rate: 6, Capacity: 40}} {
-			_, err := c.Set(ctx, "api", key, o)
-			must(t, err)
+			must(t, errOf(c.Set(ctx, "api", key, o)))
 		}
 	}
-	_, err = db.Pool.Exec(ctx, "INSERT INTO "+db.Schema+".rate_limit_parked (river, name, key, priority, job, weight) VALUES ('', 'exports', $1, 1, 1, 1), ('', 'exports', 'bob@example.com', 1, 2, 1)", person)
-	must(t, err)
-	_, err = db.Pool.Exec(ctx, "INSERT INTO "+db.Schema+".rate_limit_pending (name, mark, measured, due, done) VALUES ('api', now(), '[]', 'infinity', $1)", person)
-	must(t, err)
+	must(t, errOf(db.Pool.Exec(ctx, "INSERT INTO "+db.Schema+".rate_limit_parked (river, name, key, priority, job, weight) VALUES ('', 'exports', $1, 1, 1, 1), ('', 'exports', 'bob@example.com', 1, 2, 1)", person)))
+	must(t, errOf(db.Pool.Exec(ctx, "INSERT INTO "+db.Schema+".rate_limit_pending (name, mark, measured, due, done) VALUES ('api', now(), '[]', 'infinity', $1)", person)))
 	must(t, refused.Write(ctx))
 	if in, columns := found(t, db, person); len(in) < 7 || columns < 30 {
 		t.Fatalf("the key is in %q of %d columns, want it in all tables", in, columns)
@@ -135,8 +134,7 @@ func TestProcessesHearOfIt(t *testing.T) {
 	for name, last := range map[string]func(ctx context.Context, c *catalog.Catalog) error{
 		"an override that is there": func(context.Context, *catalog.Catalog) error { return nil },
 		"one that was removed since it looked": func(ctx context.Context, c *catalog.Catalog) error {
-			_, err := c.Unset(ctx, "api", "ann")
-			return err
+			return errOf(c.Unset(ctx, "api", "ann"))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -152,8 +150,7 @@ func TestProcessesHearOfIt(t *testing.T) {
 			must(t, err)
 			later := newCatalog(t, db)
 			must(t, last(ctx, editor))
-			_, err = inTx(t, db, func(tx pgx.Tx) (erase.Counts, error) { return erase.Keys(ctx, tx, db.Schema, "ann", "carol") })
-			must(t, err)
+			must(t, errOf(inTx(t, db, func(tx pgx.Tx) (erase.Counts, error) { return erase.Keys(ctx, tx, db.Schema, "ann", "carol") })))
 			for who, c := range map[string]*catalog.Catalog{"before": knew, "after another change": later, "the editor": editor, "anew": newCatalog(t, db)} {
 				must(t, c.Refresh(ctx))
 				if rate := c.For(api, "ann").Limit.Definition().Rate; rate != 10 {

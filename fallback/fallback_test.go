@@ -415,25 +415,17 @@ func TestLastDone(t *testing.T) {
 		{"Pause", func(ctx context.Context, s *fallback.Store) error { return errOf(s.Pause(ctx, limit, "k", time.Hour)) }, true, limit.For("k"), 0},
 		{"Pause of a window", func(ctx context.Context, s *fallback.Store) error { return errOf(s.Pause(ctx, window, "k", time.Hour)) }, true, window.For("k"), 0},
 		{"a shorter Pause", func(ctx context.Context, s *fallback.Store) error {
-			_, err := s.Pause(ctx, limit, "k", time.Hour)
-			_, err2 := s.Pause(ctx, limit, "k", time.Second)
-			return errors.Join(err, err2)
+			return errors.Join(errOf(s.Pause(ctx, limit, "k", time.Hour)), errOf(s.Pause(ctx, limit, "k", time.Second)))
 		}, true, limit.For("k"), 0},
 		{"Pause, heard of, and Resume", func(ctx context.Context, s *fallback.Store) error {
-			_, err := s.Pause(ctx, limit, "k", time.Hour)
-			_, err2 := s.Check(ctx, limit.For("k"))
-			return errors.Join(err, err2, s.Resume(ctx, limit, "k"))
+			return errors.Join(errOf(s.Pause(ctx, limit, "k", time.Hour)), errOf(s.Check(ctx, limit.For("k"))), s.Resume(ctx, limit, "k"))
 		}, false, limit.For("k"), 0},
 		{"Wait", func(ctx context.Context, s *fallback.Store) error { return errOf(s.Wait(ctx, all)) }, false, limit.For("k"), 0},
 		{"Wait through a pause", func(ctx context.Context, s *fallback.Store) error {
-			_, err := s.Pause(ctx, limit, "k", time.Minute)
-			_, err2 := s.Wait(ctx, limit.For("k"))
-			return errors.Join(err, err2)
+			return errors.Join(errOf(s.Pause(ctx, limit, "k", time.Minute)), errOf(s.Wait(ctx, limit.For("k"))))
 		}, false, limit.For("k"), 4},
 		{"CheckReserve", func(ctx context.Context, s *fallback.Store) error {
-			_, err := s.Reserve(ctx, all)
-			_, err2 := s.CheckReserve(ctx, limit.For("k"))
-			return errors.Join(err, err2)
+			return errors.Join(errOf(s.Reserve(ctx, all)), errOf(s.CheckReserve(ctx, limit.For("k"))))
 		}, false, limit.For("k"), 0},
 		{"Settle", func(ctx context.Context, s *fallback.Store) error {
 			result, err := s.Allow(ctx, limit.For("k"))
@@ -483,30 +475,19 @@ func TestStaysClosed(t *testing.T) {
 				t.Errorf("%s: %v, want a SilentError with %q", name, err, reason)
 			}
 		}
-		_, err := fresh.Allow(t.Context(), perSecond.For("k"))
-		closed("a process that has not reached the database", err, "not reached")
-		_, err = s.Allow(t.Context(), ratelimit.TokenBucket{Name: "s", Rate: 3, Period: time.Second}.For("a"))
-		closed("a share below one", err, "too small")
-		_, err = s.Allow(t.Context(), ratelimit.TokenBucket{Name: "hour", Rate: 10, Period: time.Hour}.ForN("a", 5))
-		closed("a count above the share", err, "too small")
-		_, err = s.Allow(t.Context(), perSecond.For("new"))
-		closed("too many keys", err, "as many keys")
-		_, err = s.Reserve(t.Context(), perSecond.For("a"))
-		closed("Reserve", err, "")
-		_, err = s.Wait(t.Context(), perSecond.For("a"))
-		closed("Wait", err, "")
-		_, err = s.CheckReserve(t.Context(), perSecond.For("a"))
-		closed("CheckReserve", err, "")
-		_, err = s.Credit(t.Context(), perSecond.For("a"))
-		closed("Credit", err, "")
-		_, err = s.Pause(t.Context(), perSecond, "a", time.Second)
-		closed("Pause", err, "")
+		closed("a process that has not reached the database", errOf(fresh.Allow(t.Context(), perSecond.For("k"))), "not reached")
+		closed("a share below one", errOf(s.Allow(t.Context(), ratelimit.TokenBucket{Name: "s", Rate: 3, Period: time.Second}.For("a"))), "too small")
+		closed("a count above the share", errOf(s.Allow(t.Context(), ratelimit.TokenBucket{Name: "hour", Rate: 10, Period: time.Hour}.ForN("a", 5))), "too small")
+		closed("too many keys", errOf(s.Allow(t.Context(), perSecond.For("new"))), "as many keys")
+		closed("Reserve", errOf(s.Reserve(t.Context(), perSecond.For("a"))), "")
+		closed("Wait", errOf(s.Wait(t.Context(), perSecond.For("a"))), "")
+		closed("CheckReserve", errOf(s.CheckReserve(t.Context(), perSecond.For("a"))), "")
+		closed("Credit", errOf(s.Credit(t.Context(), perSecond.For("a"))), "")
+		closed("Pause", errOf(s.Pause(t.Context(), perSecond, "a", time.Second)), "")
 		closed("Resume", s.Resume(t.Context(), perSecond, "a"), "")
 		closed("Reset", s.Reset(t.Context(), perSecond, "a"), "")
-		_, err = s.Settle(t.Context(), result.Receipt, 0)
-		closed("Settle", err, "")
-		_, err = s.Cancel(t.Context(), result.Receipt)
-		closed("Cancel", err, "")
+		closed("Settle", errOf(s.Settle(t.Context(), result.Receipt, 0)), "")
+		closed("Cancel", errOf(s.Cancel(t.Context(), result.Receipt)), "")
 		if _, err := s.Allow(t.Context(), perSecond.ForN("a", 11)); !errors.Is(err, ratelimit.ErrExceedsCapacity) {
 			t.Errorf("%v, want ErrExceedsCapacity", err)
 		}
@@ -649,9 +630,9 @@ func TestPermits(t *testing.T) {
 		}
 		db.SetSilent(true)
 		calls := map[string]func() error{
-			"Acquire":     func() error { _, err := p.Acquire(t.Context(), exports.For("k")); return err },
-			"AcquireWait": func() error { _, err := p.AcquireWait(t.Context(), exports.For("k")); return err },
-			"Renew":       func() error { _, err := p.Renew(t.Context(), held); return err },
+			"Acquire":     func() error { return errOf(p.Acquire(t.Context(), exports.For("k"))) },
+			"AcquireWait": func() error { return errOf(p.AcquireWait(t.Context(), exports.For("k"))) },
+			"Renew":       func() error { return errOf(p.Renew(t.Context(), held)) },
 			"Release":     func() error { return p.Release(t.Context(), held) },
 			"Hold": func() error {
 				return p.Hold(t.Context(), exports.For("k"), func(context.Context, ratelimit.Permit) error { t.Error("ran"); return nil })
@@ -695,14 +676,11 @@ func TestPermits(t *testing.T) {
 // A Store that New has not made returns errors.
 func TestNotMade(t *testing.T) {
 	for _, s := range []*fallback.Store{nil, {}} {
-		_, allow := s.Allow(t.Context(), perSecond.For("k"))
-		_, first := s.AllowFirst(t.Context(), perSecond.For("k"))
-		_, most := s.AllowAtMost(t.Context(), perSecond.For("k"))
-		_, check := s.Check(t.Context(), perSecond.For("k"))
-		_, reserve := s.Reserve(t.Context(), perSecond.For("k"))
-		_, settle := s.Settle(t.Context(), nil)
-		_, cancel := s.Cancel(t.Context(), nil)
-		for _, err := range []error{allow, first, most, check, reserve, settle, cancel, s.Reset(t.Context(), perSecond, "k")} {
+		r := perSecond.For("k")
+		for _, err := range []error{
+			errOf(s.Allow(t.Context(), r)), errOf(s.AllowFirst(t.Context(), r)), errOf(s.AllowAtMost(t.Context(), r)), errOf(s.Check(t.Context(), r)),
+			errOf(s.Reserve(t.Context(), r)), errOf(s.Settle(t.Context(), nil)), errOf(s.Cancel(t.Context(), nil)), s.Reset(t.Context(), perSecond, "k"),
+		} {
 			if !errors.Is(err, ratelimit.ErrInvalid) {
 				t.Errorf("got %v, want ErrInvalid", err)
 			}
@@ -725,8 +703,7 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		allow := func(s *fallback.Store) error {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			defer cancel()
-			_, err := s.Allow(ctx, perSecond.For(leak.Key))
-			return err
+			return errOf(s.Allow(ctx, perSecond.For(leak.Key)))
 		}
 		busy, silent := newDatabase(), memstore.New(nil)
 		busy.inUse = true

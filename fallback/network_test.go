@@ -265,8 +265,7 @@ func (n *network) send(t *testing.T, until func(*traffic) bool) *traffic {
 			defer cancel()
 			if i%5 == 0 {
 				_ = pgx.BeginFunc(ctx, n.pools[0], func(tx pgx.Tx) error {
-					_, err := tx.Exec(ctx, "SELECT 1")
-					return err
+					return errOf(tx.Exec(ctx, "SELECT 1"))
 				})
 				return
 			}

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgratelimit/ratelimit/internal/intx"
 	"github.com/pgratelimit/ratelimit/internal/visible"
 	"github.com/pgratelimit/ratelimit/migrations"
 )
@@ -159,8 +160,8 @@ func (f *found) compare(has []string) error {
 	return err
 }
 
-// examine notes an object that is there, but not as it was made: a table without its key, or a trigger that is
-// disabled.
+// examine notes an object that is there, but not as it was made: a table without its key, a trigger that is
+// disabled, or a table in place of a view.
 func (f *found) examine(object string, has []string) {
 	if key, isKey := strings.CutPrefix(object, "primary key of "); isKey {
 		table, columns, _ := strings.Cut(key, " ")
@@ -170,7 +171,12 @@ func (f *found) examine(object string, has []string) {
 		}
 		return
 	}
+	kind, name, _ := strings.Cut(object, " ")
 	for _, h := range has {
+		if other, same := strings.CutSuffix(h, " "+name); same && other != kind && (kind == "table" || kind == "view") && (other == "table" || other == "view") {
+			f.broken = append(f.broken, name+" is a "+other+", and not a "+kind)
+			f.repairs = append(f.repairs, "ALTER "+other+" "+f.qualified(name)+" RENAME TO "+name+"_else")
+		}
 		if table, disabled := strings.CutPrefix(h, "disabled "+object+" of "); disabled {
 			f.broken = append(f.broken, object+" is disabled")
 			f.repairs = append(f.repairs, "ALTER TABLE "+f.qualified(table)+" ENABLE "+object)
@@ -297,8 +303,7 @@ func (f *found) requireAll() error {
 // foreign returns err of a migration. If something has the name of what the migration creates, the error says so.
 func (f *found) foreign(err error) error {
 	const duplicateTable, duplicateColumn, duplicateObject, duplicateFunction = "42P07", "42701", "42710", "42723"
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) || !slices.Contains([]string{duplicateTable, duplicateColumn, duplicateObject, duplicateFunction}, pgErr.Code) {
+	if !slices.Contains([]string{duplicateTable, duplicateColumn, duplicateObject, duplicateFunction}, intx.Code(err)) {
 		return err
 	}
 	var has []string

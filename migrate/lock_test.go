@@ -51,19 +51,14 @@ func TestDecisionsGoOnBesideAMigrationThatWaits(t *testing.T) {
 	cfg := &migrate.Config{Schema: db.Schema}
 	wantUp(t, db.Pool, cfg, applied)
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	dump := begin(t, db.Pool, "LOCK TABLE "+db.Schema+".rate_limits IN ACCESS SHARE MODE")
 	defer dump.Rollback(context.Background())
 
 	ctx, end := context.WithCancelCause(t.Context())
 	pool, turns := counted(t, db)
 	down := make(chan error, 1)
-	go func() {
-		_, err := migrate.Down(ctx, pool, cfg)
-		down <- err
-	}()
+	go func() { down <- errOf(migrate.Down(ctx, pool, cfg)) }()
 	limit := ratelimit.TokenBucket{Name: "api", Rate: 1e6, Period: time.Second}
 	calls, slowest := 0, time.Duration(0)
 	for ; turns.n.Load() < 4 && len(down) == 0; calls++ {
@@ -121,14 +116,10 @@ func TestUpGoesOnWhenTheLockIsAvailable(t *testing.T) {
 	if got := <-given; !errors.Is(got.err, context.Canceled) || sqlState(got.err) != "55P03" || !slices.Equal(got.applied, []migrate.Migration{first}) {
 		t.Errorf("got %v, %v, want the first with an error", got.applied, got.err)
 	}
-	if _, err := migrate.Down(t.Context(), db.Pool, cfg); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(migrate.Down(t.Context(), db.Pool, cfg)))
 	done := up(t.Context(), 2)
 	wantUp(t, db.Pool, &migrate.Config{Schema: db.Schema, Set: migrations.Refusals}, []migrate.Migration{{Version: 1, Name: "00001_refusals.sql", Applied: true}})
-	if err := holder.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, holder.Rollback(t.Context()))
 	if got := <-done; got.err != nil || !slices.Equal(got.applied, []migrate.Migration{first, last}) {
 		t.Errorf("got %v, %v, want both", got.applied, got.err)
 	}
@@ -146,16 +137,12 @@ func TestUpOutlivesTheConnectionOfItsTurn(t *testing.T) {
 		_, err := migrate.Up(t.Context(), db.Pool, &migrate.Config{Schema: db.Schema, Set: migrations.Catalog})
 		done <- err
 	}()
-	for !pgtest.Blocks(t, db.Pool, holder) {
-		time.Sleep(time.Millisecond)
-	}
+	pgtest.AwaitBlocks(t, db.Pool, holder)
 	tag, err := db.Pool.Exec(t.Context(), "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid::int8 << 32 | objid::int8 = $1", int64(0x72_6c_69_6d_69_74))
 	if err != nil || tag.RowsAffected() != 1 {
 		t.Fatal(tag, err)
 	}
-	if err := holder.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, holder.Rollback(t.Context()))
 	if err := <-done; err != nil {
 		t.Errorf("got %v", err)
 	}
@@ -165,12 +152,8 @@ func TestUpOutlivesTheConnectionOfItsTurn(t *testing.T) {
 func begin(t *testing.T, pool *pgxpool.Pool, sql string) pgx.Tx {
 	t.Helper()
 	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := tx.Exec(t.Context(), sql); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, errOf(tx.Exec(t.Context(), sql)))
 	return tx
 }
 
@@ -192,9 +175,7 @@ func TestDownNamesWhatDependsOnIt(t *testing.T) {
 		}
 	}
 	for _, set := range migrations.Sets() {
-		if _, err := migrate.Up(t.Context(), db.Pool, cfg(set)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(migrate.Up(t.Context(), db.Pool, cfg(set))))
 	}
 	wantRefused(migrations.Catalog, "", "the set functions depends on table rate_limit_definitions", "down --set functions", "then catalog") // whose calls by name would fail
 	execute(t, db.Pool, "CREATE VIEW "+db.Schema+".ours AS SELECT ahead FROM "+db.Schema+".rate_limits")
@@ -204,9 +185,7 @@ func TestDownNamesWhatDependsOnIt(t *testing.T) {
 	}
 	wantRefused("", "2BP01", "view ours depends on column ahead")
 	execute(t, db.Pool, "DROP VIEW "+db.Schema+".ours")
-	if _, err := migrate.Down(t.Context(), db.Pool, cfg("")); err != nil {
-		t.Error(err)
-	}
+	must(t, errOf(migrate.Down(t.Context(), db.Pool, cfg(""))))
 }
 
 // Whatever is lost by taking it back is said, but of views, with which nothing is.
@@ -215,9 +194,7 @@ func TestLosses(t *testing.T) {
 	db := pgtest.NewEmpty(t)
 	for _, set := range migrations.Sets() {
 		all, err := migrate.Status(t.Context(), db.Pool, &migrate.Config{Schema: db.Schema, Set: set})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, m := range all {
 			if loses := m.Loses() != ""; loses == (m.Name == "00002_views.sql") {
 				t.Errorf("%s: %q", m.Name, m.Loses())

@@ -46,12 +46,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
 	"github.com/pressly/goose/v3/database"
 
+	"github.com/pgratelimit/ratelimit/internal/intx"
 	"github.com/pgratelimit/ratelimit/migrations"
 )
 
@@ -112,15 +112,7 @@ func (m Migration) Loses() string { return losses[m.Name] }
 // Up applies nothing, and returns an error that names the migrations that the table
 // lacks, if it lacks any. A server older than PostgreSQL 14 is an error too.
 func Up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Migration, error) {
-	var applied []Migration
-	err := withTarget(ctx, pool, cfg, func(t *target) (err error) {
-		applied, err = t.up(ctx)
-		return err
-	})
-	if err != nil {
-		return applied, fmt.Errorf("migrate up: %w", err)
-	}
-	return applied, nil
+	return with(ctx, pool, cfg, "up", (*target).up)
 }
 
 // Down takes the newest migration back that the version table has, and only that one,
@@ -131,40 +123,33 @@ func Up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Migration, erro
 // and nothing is taken back, while other objects depend on what would be dropped: the sets
 // [migrations.Catalog] and [migrations.Functions], or views and functions of yours.
 func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (*Migration, error) {
-	return backward(ctx, pool, cfg, (*target).down)
+	return with(ctx, pool, cfg, "down", (*target).down)
 }
 
 // Newest returns the migration that [Down] would take back, or nil if there is none. It changes nothing,
 // and returns the error with which Down would refuse. Views and functions of yours that depend on the
 // migration are an error of Down only.
 func Newest(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (*Migration, error) {
-	return backward(ctx, pool, cfg, (*target).newest)
-}
-
-func backward(ctx context.Context, pool *pgxpool.Pool, cfg *Config, do func(*target, context.Context) (*Migration, error)) (of *Migration, err error) {
-	err = withTarget(ctx, pool, cfg, func(t *target) (err error) {
-		of, err = do(t, ctx)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("migrate down: %w", err)
-	}
-	return of, nil
+	return with(ctx, pool, cfg, "down", (*target).newest)
 }
 
 // Status returns all migrations, oldest first, and last those of a newer program. It writes nothing and
 // waits for no lock. If the role cannot read a version table, what the schema has decides. With a
 // [*SchemaError] it returns them too.
 func Status(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Migration, error) {
-	var all []Migration
-	err := withTarget(ctx, pool, cfg, func(t *target) (err error) {
-		all, err = t.status(ctx)
+	return with(ctx, pool, cfg, "status", (*target).status)
+}
+
+// with returns what a verb returns for a target that it makes. Its error names the verb.
+func with[T any](ctx context.Context, pool *pgxpool.Pool, cfg *Config, verb string, do func(*target, context.Context) (T, error)) (result T, err error) {
+	err = withTarget(ctx, pool, cfg, func(t *target) (err error) {
+		result, err = do(t, ctx)
 		return err
 	})
 	if err != nil {
-		return all, fmt.Errorf("migrate status: %w", err)
+		return result, fmt.Errorf("migrate %s: %w", verb, err)
 	}
-	return all, nil
+	return result, nil
 }
 
 // A target is a schema, with connections that have it first in their search_path.
@@ -292,30 +277,25 @@ func (t *target) up(ctx context.Context) (applied []Migration, err error) {
 // error is: a role that may not create tables would wait that long, and keep all others waiting for
 // the lock.
 func (t *target) createVersions(ctx context.Context) error {
-	err := t.tryCreateVersions(ctx)
-	if err == nil || isDuplicate(err) {
-		return nil // the application's own goose was faster; ours will see the table
-	}
-	return fmt.Errorf("create version table %s: %w", t.set.VersionTable(), err)
-}
-
-func (t *target) tryCreateVersions(ctx context.Context) error {
 	store, err := database.NewStore(database.DialectPostgres, t.set.VersionTable())
 	if err != nil {
 		return err
 	}
 	tx, err := t.db.BeginTx(ctx, nil)
-	if err != nil {
-		return err
+	if err == nil {
+		defer tx.Rollback()
+		err = store.CreateVersionTable(ctx, tx)
 	}
-	defer tx.Rollback()
-	if err := store.CreateVersionTable(ctx, tx); err != nil {
-		return err
+	if err == nil {
+		err = store.Insert(ctx, tx, database.InsertRequest{Version: 0})
 	}
-	if err := store.Insert(ctx, tx, database.InsertRequest{Version: 0}); err != nil {
-		return err
+	if err == nil {
+		err = tx.Commit()
 	}
-	return tx.Commit()
+	if err == nil || isDuplicate(err) {
+		return nil // the application's own goose was faster; ours will see the table
+	}
+	return fmt.Errorf("create version table %s: %w", t.set.VersionTable(), err)
 }
 
 func (t *target) down(ctx context.Context) (undone *Migration, err error) {
@@ -355,7 +335,10 @@ func (t *target) newest(ctx context.Context) (*Migration, error) {
 	if len(applied) == 0 {
 		return nil, nil
 	}
-	return &applied[len(applied)-1], t.requireUnneeded(ctx, found.steps[0].first)
+	if err := t.requireUnneeded(ctx, found.steps[0].first); err != nil {
+		return nil, err
+	}
+	return &applied[len(applied)-1], nil
 }
 
 func (t *target) status(ctx context.Context) ([]Migration, error) {
@@ -402,8 +385,7 @@ func (t *target) createSchema(ctx context.Context) error {
 // transaction, and fails if that commits.
 func isDuplicate(err error) bool {
 	const duplicateSchema, duplicateTable, duplicateObject, uniqueViolation = "42P06", "42P07", "42710", "23505"
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && slices.Contains([]string{duplicateSchema, duplicateTable, duplicateObject, uniqueViolation}, pgErr.Code)
+	return slices.Contains([]string{duplicateSchema, duplicateTable, duplicateObject, uniqueViolation}, intx.Code(err))
 }
 
 // requireSchema returns an error unless unqualified names mean the configured schema.
@@ -437,7 +419,7 @@ func (t *target) locked(ctx context.Context, f func() error) error {
 	for {
 		err := t.inTurn(ctx, f)
 		switch {
-		case isLockTimeout(err):
+		case intx.Code(err) == intx.LockNotAvailable:
 			waited = fmt.Errorf("another transaction, such as a dump, has locked what the migration changes: %w", err)
 		case err != nil && waited != nil && ctx.Err() != nil:
 			return fmt.Errorf("%w: %w", err, waited)
@@ -450,12 +432,6 @@ func (t *target) locked(ctx context.Context, f func() error) error {
 		case <-time.After(tryEvery):
 		}
 	}
-}
-
-func isLockTimeout(err error) bool {
-	const lockNotAvailable = "55P03"
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Code == lockNotAvailable
 }
 
 // inTurn runs f while no other caller of this package, in any process, runs its own. A transaction

@@ -42,76 +42,47 @@ func all(n int) []migrate.Migration {
 
 func TestTimeline(t *testing.T) {
 	t.Parallel()
-	ctx := t.Context()
 	db := pgtest.NewEmpty(t)
 	cfg := &migrate.Config{Schema: db.Schema}
 
-	wantStatus := func(want []migrate.Migration) {
-		t.Helper()
-		got, err := migrate.Status(ctx, db.Pool, cfg)
-		if err != nil || !slices.Equal(got, want) {
-			t.Fatalf("Status: got %v, %v, want %v", got, err, want)
-		}
-	}
-	wantUp := func(want []migrate.Migration) {
-		t.Helper()
-		got, err := migrate.Up(ctx, db.Pool, cfg)
-		if err != nil || !slices.Equal(got, want) {
-			t.Fatalf("Up: got %v, %v, want %v", got, err, want)
-		}
-	}
 	wantDown := func(want *migrate.Migration) {
 		t.Helper()
-		got, err := migrate.Down(ctx, db.Pool, cfg)
+		got, err := migrate.Down(t.Context(), db.Pool, cfg)
 		if err != nil || (got == nil) != (want == nil) || (got != nil && *got != *want) {
 			t.Fatalf("Down: got %v, %v, want %v", got, err, want)
 		}
 	}
-	wantTables := func(want ...string) {
-		t.Helper()
-		if got := tables(t, db.Pool, db.Schema); !slices.Equal(got, want) {
-			t.Fatalf("tables: got %v, want %v", got, want)
-		}
-	}
-
-	wantStatus(pending)
+	wantStatus(t, db.Pool, cfg, pending)
 	wantDown(nil)
-	wantTables() // neither of them left a version table
-	wantUp(applied)
-	wantTables("rate_limits", migrations.VersionTable)
-	wantStatus(applied)
-	wantUp(nil)
+	wantTables(t, db.Pool, db.Schema) // neither of them left a version table
+	wantUp(t, db.Pool, cfg, applied)
+	wantTables(t, db.Pool, db.Schema, "rate_limits", migrations.VersionTable)
+	wantStatus(t, db.Pool, cfg, applied)
+	wantUp(t, db.Pool, cfg, nil)
 	wantDown(&pending[3])
 	wantDown(&pending[2])
 	wantDown(&pending[1])
-	wantStatus(all(1))
-	wantUp(applied[1:])
+	wantStatus(t, db.Pool, cfg, all(1))
+	wantUp(t, db.Pool, cfg, applied[1:])
 	wantDown(&pending[3])
 	wantDown(&pending[2])
 	wantDown(&pending[1])
 	wantDown(&pending[0])
-	wantTables(migrations.VersionTable)
-	wantStatus(pending)
+	wantTables(t, db.Pool, db.Schema, migrations.VersionTable)
+	wantStatus(t, db.Pool, cfg, pending)
 	wantDown(nil)
-	wantUp(applied)
-	wantTables("rate_limits", migrations.VersionTable)
+	wantUp(t, db.Pool, cfg, applied)
+	wantTables(t, db.Pool, db.Schema, "rate_limits", migrations.VersionTable)
 }
 
 func TestDefaultSchema(t *testing.T) {
 	t.Parallel()
-	ctx := t.Context()
 	db := pgtest.NewEmpty(t)
 	pool := poolWith(t, db.Pool, "SET search_path TO no_such_schema, "+quote(db.Schema))
 
-	if got, err := migrate.Up(ctx, pool, nil); err != nil || !slices.Equal(got, applied) {
-		t.Fatalf("Up: got %v, %v, want %v", got, err, applied)
-	}
-	if got, err := migrate.Status(ctx, pool, nil); err != nil || !slices.Equal(got, applied) {
-		t.Errorf("Status: got %v, %v, want %v", got, err, applied)
-	}
-	if got, want := tables(t, pool, db.Schema), []string{"rate_limits", migrations.VersionTable}; !slices.Equal(got, want) {
-		t.Errorf("tables: got %v, want %v", got, want)
-	}
+	wantUp(t, pool, nil, applied)
+	wantStatus(t, pool, nil, applied)
+	wantTables(t, pool, db.Schema, "rate_limits", migrations.VersionTable)
 }
 
 func TestMissingSchemaWithOddName(t *testing.T) {
@@ -121,18 +92,12 @@ func TestMissingSchemaWithOddName(t *testing.T) {
 	cfg := &migrate.Config{Schema: `My-"Schema" of ` + db.Schema}
 	dropSchema(t, db.Pool, cfg.Schema)
 
-	if got, err := migrate.Status(ctx, db.Pool, cfg); err != nil || !slices.Equal(got, pending) {
-		t.Fatalf("Status: got %v, %v, want %v", got, err, pending)
-	}
+	wantStatus(t, db.Pool, cfg, pending)
 	if got, err := migrate.Down(ctx, db.Pool, cfg); err != nil || got != nil {
 		t.Fatalf("Down: got %v, %v, want nil", got, err)
 	}
-	if got, err := migrate.Up(ctx, db.Pool, cfg); err != nil || !slices.Equal(got, applied) {
-		t.Fatalf("Up: got %v, %v, want %v", got, err, applied)
-	}
-	if got, want := tables(t, db.Pool, cfg.Schema), []string{"rate_limits", migrations.VersionTable}; !slices.Equal(got, want) {
-		t.Errorf("tables: got %v, want %v", got, want)
-	}
+	wantUp(t, db.Pool, cfg, applied)
+	wantTables(t, db.Pool, cfg.Schema, "rate_limits", migrations.VersionTable)
 }
 
 // Several processes start at once, on a database that has not even the schema.
@@ -154,9 +119,7 @@ func TestAllAtOnce(t *testing.T) {
 	}
 	wg.Wait()
 
-	if err := errors.Join(fails[:]...); err != nil {
-		t.Error(err)
-	}
+	must(t, errors.Join(fails[:]...))
 	if got := slices.Concat(did[:]...); !slices.Equal(got, applied) {
 		t.Errorf("all of them together applied %v, want %v", got, applied)
 	}
@@ -170,17 +133,13 @@ func TestPoolIsLeftAlone(t *testing.T) {
 	cfg.MaxConns = 1
 	pool := newPool(t, cfg)
 	conn, err := pool.Acquire(ctx) // the only one: needing it would wait for ever
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Release()
 	before := searchPath(t, conn)
 
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	if _, err := migrate.Up(ctx, pool, &migrate.Config{Schema: db.Schema}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(migrate.Up(ctx, pool, &migrate.Config{Schema: db.Schema})))
 	if got := searchPath(t, conn); got != before {
 		t.Errorf("search_path: got %q, want %q", got, before)
 	}
@@ -195,25 +154,14 @@ func TestHostMigrationsAreNotDisturbed(t *testing.T) {
 		"00001_host.sql": {Data: []byte("-- +goose Up\nCREATE TABLE host ();\n-- +goose Down\nDROP TABLE host;\n")},
 	})
 
-	if _, err := host.Up(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if got, err := migrate.Up(ctx, pool, nil); err != nil || !slices.Equal(got, applied) {
-		t.Fatalf("Up: got %v, %v, want %v", got, err, applied)
-	}
+	must(t, errOf(host.Up(ctx)))
+	wantUp(t, pool, nil, applied)
 	if pending, err := host.HasPending(ctx); err != nil || pending {
 		t.Errorf("host has pending migrations: got %t, %v, want false", pending, err)
 	}
-	if _, err := host.Down(ctx); err != nil {
-		t.Error(err)
-	}
-	if got, err := migrate.Status(ctx, pool, nil); err != nil || !slices.Equal(got, applied) {
-		t.Errorf("Status: got %v, %v, want %v", got, err, applied)
-	}
-	want := []string{goose.DefaultTablename, "rate_limits", migrations.VersionTable}
-	if got := tables(t, pool, db.Schema); !slices.Equal(got, want) {
-		t.Errorf("tables: got %v, want %v", got, want)
-	}
+	must(t, errOf(host.Down(ctx)))
+	wantStatus(t, pool, nil, applied)
+	wantTables(t, pool, db.Schema, goose.DefaultTablename, "rate_limits", migrations.VersionTable)
 }
 
 func TestGlobalGoMigrationsDoNotLeakIn(t *testing.T) {
@@ -223,10 +171,7 @@ func TestGlobalGoMigrationsDoNotLeakIn(t *testing.T) {
 	goose.AddNamedMigrationContext("00001_host.go", fail, fail)
 	goose.AddNamedMigrationContext("00002_host.go", fail, fail)
 
-	got, err := migrate.Up(t.Context(), db.Pool, &migrate.Config{Schema: db.Schema})
-	if err != nil || !slices.Equal(got, applied) {
-		t.Errorf("Up: got %v, %v, want %v", got, err, applied)
-	}
+	wantUp(t, db.Pool, &migrate.Config{Schema: db.Schema}, applied)
 }
 
 // Whichever way the schema was put in place, it is the same schema.
@@ -238,16 +183,13 @@ func TestAllWaysLeadToTheSameTable(t *testing.T) {
 		up   func(pool *pgxpool.Pool) error
 	}{
 		{"migrate.Up", func(pool *pgxpool.Pool) error {
-			_, err := migrate.Up(ctx, pool, nil)
-			return err
+			return errOf(migrate.Up(ctx, pool, nil))
 		}},
 		{"the user's own goose", func(pool *pgxpool.Pool) error {
-			_, err := newGoose(t, pool, migrations.FS, goose.WithTableName(migrations.VersionTable)).Up(ctx)
-			return err
+			return errOf(newGoose(t, pool, migrations.FS, goose.WithTableName(migrations.VersionTable)).Up(ctx))
 		}},
 		{"plain SQL", func(pool *pgxpool.Pool) error {
-			_, err := pool.Exec(ctx, migrations.UpSQL())
-			return err
+			return errOf(pool.Exec(ctx, migrations.UpSQL()))
 		}},
 	}
 	var want string
@@ -267,19 +209,6 @@ func TestAllWaysLeadToTheSameTable(t *testing.T) {
 	}
 	if !strings.Contains(want, "fillfactor=50") || !strings.Contains(want, "PRIMARY KEY (name, key, shard)") {
 		t.Errorf("an incomplete table:\n%s", want)
-	}
-}
-
-func TestOwnGooseThenUp(t *testing.T) {
-	t.Parallel()
-	ctx := t.Context()
-	db := pgtest.NewEmpty(t)
-	pool := poolWith(t, db.Pool, "SET search_path TO "+quote(db.Schema))
-	if _, err := newGoose(t, pool, migrations.FS, goose.WithTableName(migrations.VersionTable)).Up(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if got, err := migrate.Up(ctx, pool, nil); err != nil || got != nil {
-		t.Errorf("Up: got %v, %v, want nothing to do", got, err)
 	}
 }
 
@@ -311,25 +240,15 @@ func TestOwnGooseInASchema(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			pg := pgtest.NewEmpty(t)
 			db, err := test.open(pg.URL, pg.Schema)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer db.Close()
 			provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS,
 				goose.WithTableName(migrations.VersionTable),
 				goose.WithDisableGlobalRegistry(true))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := provider.Up(ctx); err != nil {
-				t.Fatal(err)
-			}
-			if got, want := tables(t, pg.Pool, pg.Schema), []string{"rate_limits", migrations.VersionTable}; !slices.Equal(got, want) {
-				t.Errorf("tables: got %v, want %v", got, want)
-			}
-			if got, err := migrate.Up(ctx, pg.Pool, &migrate.Config{Schema: pg.Schema}); err != nil || got != nil {
-				t.Errorf("Up: got %v, %v, want nothing to do", got, err)
-			}
+			must(t, err)
+			must(t, errOf(provider.Up(ctx)))
+			wantTables(t, pg.Pool, pg.Schema, "rate_limits", migrations.VersionTable)
+			wantUp(t, pg.Pool, &migrate.Config{Schema: pg.Schema}, nil)
 		})
 	}
 }
@@ -343,12 +262,8 @@ func TestSchemaInTheVersionTablesName(t *testing.T) {
 	meant, other := pgtest.NewEmpty(t), pgtest.NewEmpty(t)
 	pool := poolWith(t, other.Pool, "SET search_path TO "+quote(other.Schema)) // public, elsewhere
 	name := meant.Schema + "." + migrations.VersionTable
-	if _, err := newGoose(t, pool, migrations.FS, goose.WithTableName(name)).Up(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if got, want := tables(t, pool, other.Schema), []string{"rate_limits"}; !slices.Equal(got, want) {
-		t.Errorf("tables of the first schema: got %v, want %v", got, want)
-	}
+	must(t, errOf(newGoose(t, pool, migrations.FS, goose.WithTableName(name)).Up(ctx)))
+	wantTables(t, pool, other.Schema, "rate_limits")
 
 	cfg := &migrate.Config{Schema: meant.Schema}
 	words := fmt.Sprintf("schema %q lacks what migrations of it have made (table rate_limits)", meant.Schema)
@@ -360,12 +275,8 @@ func TestSchemaInTheVersionTablesName(t *testing.T) {
 		}
 	}
 
-	if _, err := pool.Exec(ctx, fmt.Sprintf("ALTER TABLE %s.rate_limits SET SCHEMA %s", quote(other.Schema), quote(meant.Schema))); err != nil {
-		t.Fatal(err)
-	}
-	if got, err := migrate.Status(ctx, pool, cfg); err != nil || !slices.Equal(got, applied) {
-		t.Errorf("Status: got %v, %v, want %v", got, err, applied)
-	}
+	must(t, errOf(pool.Exec(ctx, fmt.Sprintf("ALTER TABLE %s.rate_limits SET SCHEMA %s", quote(other.Schema), quote(meant.Schema)))))
+	wantStatus(t, pool, cfg, applied)
 }
 
 func TestDownSQL(t *testing.T) {
@@ -373,12 +284,8 @@ func TestDownSQL(t *testing.T) {
 	ctx := t.Context()
 	db := pgtest.NewEmpty(t)
 	pool := poolWith(t, db.Pool, "SET search_path TO "+quote(db.Schema))
-	if _, err := pool.Exec(ctx, migrations.UpSQL()+migrations.DownSQL()); err != nil {
-		t.Fatal(err)
-	}
-	if got := tables(t, pool, db.Schema); len(got) != 0 {
-		t.Errorf("tables: got %v, want none", got)
-	}
+	must(t, errOf(pool.Exec(ctx, migrations.UpSQL()+migrations.DownSQL())))
+	wantTables(t, pool, db.Schema)
 }
 
 func TestErrors(t *testing.T) {
@@ -405,9 +312,7 @@ func TestErrors(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			if _, err := db.Pool.Exec(t.Context(), test.before); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(db.Pool.Exec(t.Context(), test.before)))
 			_, err := migrate.Up(t.Context(), test.pool, &migrate.Config{Schema: test.schema})
 			if err == nil || !strings.Contains(err.Error(), test.words) {
 				t.Errorf("got error %v, want one with %q", err, test.words)
@@ -451,104 +356,6 @@ func (c *creations) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.T
 
 func (*creations) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// The reason for the table's fillfactor, and for its only index. The test has a
-// database of its own: old row versions cannot be cleared away while any
-// transaction in the same database could still see them. It is alone, too: a server
-// looks for what can be cleared away only when the oldest transaction, of any
-// database, has ended.
-func TestUpdatesStayHOT(t *testing.T) {
-	pgtest.Long(t)
-	const updates = 10_000
-	tests := []struct {
-		name string
-		rows int
-	}{
-		{"one row", 1},
-		{"many rows", 1_000},
-	}
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			pool := newDatabase(t)
-			if _, err := migrate.Up(t.Context(), pool, nil); err != nil {
-				t.Fatal(err)
-			}
-			updateOneByOne(t, pool, test.rows, updates)
-			if hot := hotUpdates(t, pool, updates); hot <= updates*99/100 {
-				t.Errorf("got %d HOT updates of %d, want more than 99 %%", hot, updates)
-			}
-		})
-	}
-}
-
-// updateOneByOne spends on the rows in turn, in a transaction each.
-func updateOneByOne(t *testing.T, pool *pgxpool.Pool, rows, updates int) {
-	t.Helper()
-	spend := fmt.Sprintf(`
-		DO $$ BEGIN
-			FOR i IN 1..%d LOOP
-				INSERT INTO rate_limits AS r (name, key, shard, value, ts)
-				VALUES ('l', 'user ' || i %% %d, 0, 100, clock_timestamp())
-				ON CONFLICT (name, key, shard) DO UPDATE
-				SET value = r.value - 0.001, ts = greatest(r.ts, excluded.ts);
-				COMMIT;
-			END LOOP;
-		END $$`, rows+updates, rows)
-	for _, stmt := range []string{"SET synchronous_commit TO off", spend} {
-		conn, err := pool.Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, err = conn.Exec(t.Context(), stmt)
-		conn.Release()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	// A server process reports its counts when it ends, at the latest.
-	pool.Reset()
-}
-
-// hotUpdates waits until the statistics know of all updates and returns how
-// many of them were HOT.
-func hotUpdates(t *testing.T, pool *pgxpool.Pool, updates int) (hot int) {
-	t.Helper()
-	var seen int
-	for deadline := time.Now().Add(30 * time.Second); seen < updates; time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("the statistics show %d of %d updates", seen, updates)
-		}
-		err := pool.QueryRow(t.Context(),
-			"SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'rate_limits'").Scan(&seen, &hot)
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("%d of %d updates were HOT", hot, seen)
-	return hot
-}
-
-// newDatabase returns a pool for a new database on the server of the tests.
-func newDatabase(t *testing.T) *pgxpool.Pool {
-	t.Helper()
-	db := pgtest.NewEmpty(t)
-	name := db.Schema + "_db"
-	if _, err := db.Pool.Exec(t.Context(), "CREATE DATABASE "+quote(name)); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if _, err := db.Pool.Exec(context.Background(), "DROP DATABASE "+quote(name)); err != nil {
-			t.Error(err)
-		}
-	})
-	cfg, err := pgxpool.ParseConfig(pgtest.URL(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg.ConnConfig.Database = name
-	cfg.MaxConns = 1
-	return newPool(t, cfg)
-}
-
 // poolWith returns a pool like another whose new connections begin with setup.
 func poolWith(t *testing.T, pool *pgxpool.Pool, setup string) *pgxpool.Pool {
 	t.Helper()
@@ -564,8 +371,7 @@ func poolOf(t *testing.T, cfg *pgxpool.Config, setup string) *pgxpool.Pool {
 				return err
 			}
 		}
-		_, err := conn.Exec(ctx, setup)
-		return err
+		return errOf(conn.Exec(ctx, setup))
 	}
 	return newPool(t, cfg)
 }
@@ -573,9 +379,7 @@ func poolOf(t *testing.T, cfg *pgxpool.Config, setup string) *pgxpool.Pool {
 func newPool(t *testing.T, cfg *pgxpool.Config) *pgxpool.Pool {
 	t.Helper()
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(pool.Close)
 	return pool
 }
@@ -587,9 +391,7 @@ func newGoose(t *testing.T, pool *pgxpool.Pool, files fs.FS, options ...goose.Pr
 	t.Cleanup(func() { db.Close() })
 	options = append(options, goose.WithDisableGlobalRegistry(true))
 	provider, err := goose.NewProvider(goose.DialectPostgres, db, files, options...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return provider
 }
 
@@ -597,31 +399,24 @@ func quote(name string) string { return pgx.Identifier{name}.Sanitize() }
 
 func dropSchema(t *testing.T, pool *pgxpool.Pool, name string) {
 	t.Cleanup(func() {
-		if _, err := pool.Exec(context.Background(), "DROP SCHEMA IF EXISTS "+quote(name)+" CASCADE"); err != nil {
-			t.Error(err)
-		}
+		must(t, errOf(pool.Exec(context.Background(), "DROP SCHEMA IF EXISTS "+quote(name)+" CASCADE")))
 	})
 }
 
-func tables(t *testing.T, pool *pgxpool.Pool, schema string) []string {
+func wantTables(t *testing.T, pool *pgxpool.Pool, schema string, want ...string) {
 	t.Helper()
 	rows, err := pool.Query(t.Context(),
 		`SELECT tablename::text FROM pg_tables WHERE schemaname = $1::text ORDER BY tablename COLLATE "C"`, schema)
-	if err != nil {
-		t.Fatal(err)
+	must(t, err)
+	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("tables: got %v, %v, want %v", got, err, want)
 	}
-	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		t.Fatal(err)
-	}
-	return names
 }
 
 func searchPath(t *testing.T, conn *pgxpool.Conn) (path string) {
 	t.Helper()
-	if err := conn.QueryRow(t.Context(), "SELECT current_setting('search_path')").Scan(&path); err != nil {
-		t.Fatal(err)
-	}
+	must(t, conn.QueryRow(t.Context(), "SELECT current_setting('search_path')").Scan(&path))
 	return path
 }
 
@@ -639,9 +434,7 @@ func describe(t *testing.T, pool *pgxpool.Pool) (text string) {
 			(SELECT string_agg(indexrelid::regclass::text, E'\n' ORDER BY indexrelid)
 				FROM pg_index WHERE indrelid = table_oid))
 		FROM (SELECT 'rate_limits'::regclass AS table_oid) AS t`).Scan(&text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return text
 }
 
@@ -667,9 +460,7 @@ func setTimeline(t *testing.T, set migrations.Set) {
 	db := pgtest.NewEmpty(t)
 	base, cfg := &migrate.Config{Schema: db.Schema}, &migrate.Config{Schema: db.Schema, Set: set}
 	names, err := set.FS().(fs.ReadDirFS).ReadDir(".")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	have := func(n int) (all []migrate.Migration) {
 		for i, name := range names {
 			all = append(all, migrate.Migration{Version: int64(i + 1), Name: name.Name(), Applied: i < n})
@@ -690,9 +481,7 @@ func setTimeline(t *testing.T, set migrations.Set) {
 	if got, err := migrate.Down(ctx, db.Pool, cfg); err != nil || got != nil {
 		t.Errorf("Down: got %v, %v, want nothing", got, err)
 	}
-	if got := tables(t, db.Pool, db.Schema); !slices.Equal(got, []string{"rate_limits", set.VersionTable(), migrations.VersionTable}) {
-		t.Errorf("tables: got %v", got)
-	}
+	wantTables(t, db.Pool, db.Schema, "rate_limits", set.VersionTable(), migrations.VersionTable)
 
 	pool := poolWith(t, db.Pool, "SET search_path TO "+quote(db.Schema))
 	execute(t, pool, "DROP TABLE "+set.VersionTable())
@@ -707,3 +496,13 @@ func setTimeline(t *testing.T, set migrations.Set) {
 	wantRefused(t, db.Pool, &migrate.Config{Schema: db.Schema, Set: "none"}, `Config.Set "none"`, `"catalog"`)
 	wantRefused(t, db.Pool, &migrate.Config{Schema: strings.Repeat("s", 64)}, `Config.Schema "ssss`, "at most 63 bytes")
 }
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// errOf returns the error of a call that returns a value besides.
+func errOf[T any](_ T, err error) error { return err }

@@ -41,28 +41,18 @@ type dumped struct {
 func newDumped(t *testing.T, server, role, name string, migrated bool) dumped {
 	t.Helper()
 	admin, err := pgx.Connect(t.Context(), server)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { admin.Close(context.Background()) })
 	u, err := url.Parse(server)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := admin.Exec(t.Context(), "CREATE DATABASE "+name+" OWNER "+role); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, errOf(admin.Exec(t.Context(), "CREATE DATABASE "+name+" OWNER "+role)))
 	t.Cleanup(func() {
-		if _, err := admin.Exec(context.Background(), "DROP DATABASE "+name+" WITH (FORCE)"); err != nil {
-			t.Error(err)
-		}
+		must(t, errOf(admin.Exec(context.Background(), "DROP DATABASE "+name+" WITH (FORCE)")))
 	})
 	u.User, u.Path = url.UserPassword(role, "secret"), "/"+name
 	d := dumped{"limits", u.String(), nil}
 	config, err := pgxpool.ParseConfig(d.url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	config.ConnConfig.RuntimeParams["search_path"] = d.schema
 	if d.pool, err = pgxpool.NewWithConfig(t.Context(), config); err != nil {
 		t.Fatal(err)
@@ -72,9 +62,7 @@ func newDumped(t *testing.T, server, role, name string, migrated bool) dumped {
 		if !migrated {
 			break
 		}
-		if _, err := migrate.Up(t.Context(), d.pool, &migrate.Config{Schema: d.schema, Set: set}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(migrate.Up(t.Context(), d.pool, &migrate.Config{Schema: d.schema, Set: set})))
 	}
 	return d
 }
@@ -95,9 +83,7 @@ func (d dumped) rows(t *testing.T, table string) (lines []string) {
 	if err == nil {
 		lines, err = pgx.CollectRows(rows, pgx.RowTo[string])
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return lines
 }
 
@@ -108,9 +94,7 @@ func (d dumped) catalogOf(t *testing.T) *catalog.Catalog {
 	if err == nil {
 		err = c.Refresh(t.Context())
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
@@ -120,38 +104,28 @@ func (d dumped) inUse(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
 	store, err := pgstore.New(d.pool, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c, err := catalog.New(d.pool, &catalog.Config{Store: store})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	again := perMinute
 	again.Rate = 12
 	for _, do := range []func() error{
 		func() error { return c.Publish(ctx, perMinute) },
 		func() error { return c.PublishInFlight(ctx, exports) },
 		func() error {
-			_, err := c.Set(ctx, perMinute.Name, "ann", catalog.Override{Rate: 50, Note: "moving house"})
-			return err
+			return errOf(c.Set(ctx, perMinute.Name, "ann", catalog.Override{Rate: 50, Note: "moving house"}))
 		}, // which is under way
 		func() error { return c.Publish(ctx, again) },
-		func() error { _, err := store.Allow(ctx, c.ForN(perMinute, "ann", 7)); return err },
-		func() error { _, err := store.Permits().Acquire(ctx, exports.For("bob")); return err },
+		func() error { return errOf(store.Allow(ctx, c.ForN(perMinute, "ann", 7))) },
+		func() error { return errOf(store.Permits().Acquire(ctx, exports.For("bob"))) },
 		func() error {
 			_, err := d.pool.Exec(ctx, "INSERT INTO rate_limit_refusals VALUES ('per_minute', 'eve', now(), 3, 0, now(), now());"+
 				"INSERT INTO rate_limit_parked VALUES ('', 'exports', 'eve', 1, 7, 1)")
 			return err
 		},
-		func() error {
-			_, err := d.pool.Exec(ctx, "DELETE FROM rate_limit_history WHERE version = 1")
-			return err
-		},
+		func() error { return errOf(d.pool.Exec(ctx, "DELETE FROM rate_limit_history WHERE version = 1")) },
 	} {
-		if err := do(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, do())
 	}
 }
 
@@ -232,9 +206,7 @@ func wantRestored(t *testing.T, source, target dumped) {
 func wantEdits(t *testing.T, d dumped, running *catalog.Catalog) {
 	t.Helper()
 	ctx := t.Context()
-	if err := running.Refresh(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, running.Refresh(ctx))
 	if o, ok := running.Override(perMinute.Name, "ann"); !ok || o.Rate != 50 {
 		t.Errorf("after the restore a process goes by %v, %v, want a rate of 50", o, ok)
 	}
@@ -244,12 +216,8 @@ func wantEdits(t *testing.T, d dumped, running *catalog.Catalog) {
 		t.Fatalf("got %v, %v, want a newest change", before, err)
 	}
 	for i, key := range []string{"bob", "eve", "ann"} {
-		if _, err := editor.Set(ctx, perMinute.Name, key, catalog.Override{Rate: float64(60 + i)}); err != nil {
-			t.Fatal(err)
-		}
-		if err := running.Refresh(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(editor.Set(ctx, perMinute.Name, key, catalog.Override{Rate: float64(60 + i)})))
+		must(t, running.Refresh(ctx))
 		if o, _ := running.Override(perMinute.Name, key); o.Rate != float64(60+i) {
 			t.Errorf("a process goes by %v for key %d, want a rate of %d", o, i, 60+i)
 		}
@@ -269,9 +237,7 @@ func TestRestoreToAnOlderPoint(t *testing.T) {
 	d := newDumped(t, db.URL, role, role+"_older", true)
 	d.inUse(t)
 	store, err := pgstore.New(d.pool, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	acquire := func(key string) ratelimit.Permit {
 		t.Helper()
 		permit, err := store.Permits().Acquire(ctx, exports.For(key))
@@ -285,17 +251,13 @@ func TestRestoreToAnOlderPoint(t *testing.T) {
 	run(t, "pg_dump", "--data-only", "--table", "*.rate_limit*", "--exclude-table", "*.rate_limits*_version", "--dbname", d.url, "--file", file)
 	then := d.rows(t, "rate_limits")
 
-	if err := store.Permits().Release(ctx, before); err != nil {
-		t.Fatal(err)
-	}
+	must(t, store.Permits().Release(ctx, before))
 	since := acquire("eve")
 	if result, err := store.Allow(ctx, perMinute.ForN("new", 10)); err != nil || !result.OK {
 		t.Fatal(result, err)
 	}
 	running := d.catalogOf(t)
-	if _, err := running.Unset(ctx, perMinute.Name, "ann"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(running.Unset(ctx, perMinute.Name, "ann")))
 	tables := "limits." + strings.Join(restored, ", limits.")
 	run(t, "psql", "--no-psqlrc", "--quiet", "--set", "ON_ERROR_STOP=1", "--single-transaction", "--dbname", d.url, "--command", "TRUNCATE "+tables, "--file", file)
 
@@ -311,9 +273,7 @@ func TestRestoreToAnOlderPoint(t *testing.T) {
 	if held, err := store.Permits().Held(ctx, exports, "eve"); err != nil || len(held) != 1 || held[0].Fence != before.Fence {
 		t.Errorf("got %v, %v, want that the permit which was given back is held", held, err)
 	}
-	if err := store.Permits().Reset(ctx, exports, "eve"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, store.Permits().Reset(ctx, exports, "eve"))
 	if after := acquire("eve"); after.Fence <= since.Fence {
 		t.Errorf("got the fence %d after %d", after.Fence, since.Fence)
 	}
@@ -326,27 +286,19 @@ func TestSwitchToALogicalReplica(t *testing.T) {
 	pgtest.Long(t)
 	ctx := t.Context()
 	server, err := throwaway.StartWith(ctx, throwaway.Options{Settings: map[string]string{"wal_level": "logical"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { server.Close() })
 	admin, err := pgx.Connect(ctx, server.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { admin.Close(context.Background()) })
 	var level string
 	if err := admin.QueryRow(ctx, "SHOW wal_level").Scan(&level); err != nil || level != "logical" {
 		t.Skipf("wal_level of DATABASE_URL is %q, %v", level, err)
 	}
 	role := "ratelimit_role_" + strings.ToLower(rand.Text())
-	if _, err := admin.Exec(ctx, "CREATE ROLE "+role+" SUPERUSER LOGIN PASSWORD 'secret'"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(admin.Exec(ctx, "CREATE ROLE "+role+" SUPERUSER LOGIN PASSWORD 'secret'")))
 	t.Cleanup(func() {
-		if _, err := admin.Exec(context.Background(), "DROP ROLE "+role); err != nil {
-			t.Error(err)
-		}
+		must(t, errOf(admin.Exec(context.Background(), "DROP ROLE "+role)))
 	})
 	old, replica := newDumped(t, server.URL, role, role+"_old", true), newDumped(t, server.URL, role, role+"_replica", true)
 	running := replica.catalogOf(t)

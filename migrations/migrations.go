@@ -162,23 +162,23 @@ func DownSQL() string { return Set("").DownSQL() }
 // DownSQLFrom returns the SQL that undoes [UpSQLFrom].
 func DownSQLFrom(version int) (string, error) { return Set("").DownSQLFrom(version) }
 
-// UpSQL is the package's UpSQL of the set.
-func (s Set) UpSQL() string { return s.join(s.files(), up) }
+// UpSQL is the package's UpSQL of the set; "" if there is no such set.
+func (s Set) UpSQL() string {
+	text, _ := s.sql(up, 1)
+	return text
+}
+
+// DownSQL is the package's DownSQL of the set; "" if there is no such set.
+func (s Set) DownSQL() string {
+	text, _ := s.sql(down, 1)
+	return text
+}
 
 // UpSQLFrom is the package's UpSQLFrom of the set.
-func (s Set) UpSQLFrom(version int) (string, error) {
-	names, err := s.filesFrom(version)
-	return s.join(names, up), err
-}
-
-// DownSQL is the package's DownSQL of the set.
-func (s Set) DownSQL() string { return s.join(backwards(s.files()), down) }
+func (s Set) UpSQLFrom(version int) (string, error) { return s.sql(up, version) }
 
 // DownSQLFrom is the package's DownSQLFrom of the set.
-func (s Set) DownSQLFrom(version int) (string, error) {
-	names, err := s.filesFrom(version)
-	return s.join(backwards(names), down), err
-}
+func (s Set) DownSQLFrom(version int) (string, error) { return s.sql(down, version) }
 
 // A direction is the annotation that opens a part of a migration.
 type direction string
@@ -190,45 +190,30 @@ const (
 	down direction = "Down"
 )
 
-// files returns the names of the migrations, oldest first: they begin with a
-// number of fixed width.
-func (s Set) files() []string {
+// sql returns one part of the migrations from a version on: oldest first, or for down newest first. Versions
+// have no gaps, and names begin with a number of fixed width.
+func (s Set) sql(want direction, from int) (string, error) {
 	names, err := fs.Glob(s.FS(), "*.sql")
-	if err != nil {
-		panic(fmt.Sprintf("migrations: %v", err)) // the pattern is a constant
+	switch {
+	case err != nil:
+		return "", err
+	case len(names) == 0:
+		return "", fmt.Errorf("migrations: there is no set %q", string(s))
+	case from < 1 || from > len(names):
+		return "", fmt.Errorf("migrations: there is no version %d: they are 1 to %d", from, len(names))
 	}
-	return names
-}
-
-// filesFrom returns the names of the migrations from a version on. Versions have no
-// gaps.
-func (s Set) filesFrom(version int) ([]string, error) {
-	names := s.files()
-	if len(names) == 0 {
-		return nil, fmt.Errorf("migrations: there is no set %q", string(s))
-	}
-	if version < 1 || version > len(names) {
-		return nil, fmt.Errorf("migrations: there is no version %d: they are 1 to %d", version, len(names))
-	}
-	return names[version-1:], nil
-}
-
-func backwards(names []string) []string {
-	slices.Reverse(names)
-	return names
-}
-
-// join returns one part of each of the files, in the order given.
-func (s Set) join(names []string, want direction) string {
-	parts := make([]string, 0, len(names))
-	for _, name := range names {
+	var parts []string
+	for _, name := range names[from-1:] {
 		text, err := fs.ReadFile(s.FS(), name)
 		if err != nil {
-			panic(fmt.Sprintf("migrations: %v", err)) // an embedded file
+			return "", err
 		}
 		parts = append(parts, part(string(text), want))
 	}
-	return strings.Join(parts, "\n")
+	if want == down {
+		slices.Reverse(parts)
+	}
+	return strings.Join(parts, "\n"), nil
 }
 
 // part returns the lines of a migration that belong to one direction.

@@ -267,19 +267,43 @@ func (o *Observer) span(ctx context.Context, e *ratelimit.Event) {
 	span.End(trace.WithTimestamp(now))
 }
 
+// observable is an instrument that is read at every collection: a gauge, or a counter.
+type observable struct {
+	name, unit, what string
+	counts           bool
+}
+
+// watch has read called at every collection, until the Registration's Unregister. put records a value of
+// the i-th instrument.
+func (o *Observer) watch(read func(ctx context.Context, put func(i int, value float64, of label)) error, all ...observable) (metric.Registration, error) {
+	instruments := make([]metric.Float64Observable, len(all))
+	observables := make([]metric.Observable, len(all))
+	for i, a := range all {
+		var err error
+		if a.counts {
+			instruments[i], err = o.meter.Float64ObservableCounter(a.name, metric.WithUnit(a.unit), metric.WithDescription(a.what))
+		} else {
+			instruments[i], err = o.meter.Float64ObservableGauge(a.name, metric.WithUnit(a.unit), metric.WithDescription(a.what))
+		}
+		if err != nil {
+			return nil, err
+		}
+		observables[i] = instruments[i]
+	}
+	return o.meter.RegisterCallback(func(ctx context.Context, to metric.Observer) error {
+		return read(ctx, func(i int, value float64, of label) { to.ObserveFloat64(instruments[i], value, o.of(of)) })
+	}, observables...)
+}
+
 // Watch reports the tokens that a store holds in memory at every collection, until the
 // Registration's Unregister.
 func (o *Observer) Watch(store interface{ Stats() pgstore.Stats }) (metric.Registration, error) {
-	held, err := o.meter.Float64ObservableGauge(MetricHeld, metric.WithUnit("{token}"), metric.WithDescription("Tokens that the process holds in its memory."))
-	if err != nil {
-		return nil, err
-	}
-	return o.meter.RegisterCallback(func(_ context.Context, to metric.Observer) error {
+	return o.watch(func(_ context.Context, put func(int, float64, label)) error {
 		for _, h := range store.Stats().Held {
-			to.ObserveFloat64(held, h.Tokens, o.of(label{policy: h.Limit}))
+			put(0, h.Tokens, label{policy: h.Limit})
 		}
 		return nil
-	}, held)
+	}, observable{name: MetricHeld, unit: "{token}", what: "Tokens that the process holds in its memory."})
 }
 
 // WatchTable asks the database at every collection for the old row versions that it keeps and for
@@ -289,23 +313,15 @@ func (o *Observer) WatchTable(store interface {
 	Versions(context.Context) (pgstore.Versions, error)
 },
 ) (metric.Registration, error) {
-	dead, err := o.meter.Float64ObservableGauge(MetricDead, metric.WithUnit("{version}"), metric.WithDescription("Old versions of rows that PostgreSQL keeps."))
-	if err != nil {
-		return nil, err
-	}
-	since, err := o.meter.Float64ObservableGauge(MetricSnapshot, metric.WithUnit("{transaction}"), metric.WithDescription("Transactions that have begun since the oldest snapshot."))
-	if err != nil {
-		return nil, err
-	}
-	return o.meter.RegisterCallback(func(ctx context.Context, to metric.Observer) error {
+	return o.watch(func(ctx context.Context, put func(int, float64, label)) error {
 		v, err := store.Versions(ctx)
-		if err != nil {
-			return err
+		if err == nil {
+			put(0, float64(v.Dead), label{})
+			put(1, float64(v.Since), label{})
 		}
-		to.ObserveFloat64(dead, float64(v.Dead))
-		to.ObserveFloat64(since, float64(v.Since))
-		return nil
-	}, dead, since)
+		return err
+	}, observable{name: MetricDead, unit: "{version}", what: "Old versions of rows that PostgreSQL keeps."},
+		observable{name: MetricSnapshot, unit: "{transaction}", what: "Transactions that have begun since the oldest snapshot."})
 }
 
 // WatchLines asks the database at every collection how many jobs of River wait in line for the
@@ -316,62 +332,39 @@ func (o *Observer) WatchLines(store interface {
 	Schema() string
 },
 ) (metric.Registration, error) {
-	jobs, err := o.meter.Float64ObservableGauge(MetricParked, metric.WithUnit("{job}"), metric.WithDescription("Jobs of River that wait in line for a permit."))
-	if err != nil {
-		return nil, err
-	}
-	age, err := o.meter.Float64ObservableGauge(MetricParkedAge, metric.WithUnit("s"), metric.WithDescription("How long the first of them has waited."))
-	if err != nil {
-		return nil, err
-	}
-	return o.meter.RegisterCallback(func(ctx context.Context, to metric.Observer) error {
+	return o.watch(func(ctx context.Context, put func(int, float64, label)) error {
 		lines, err := parked.Totals(ctx, store.Pool(), store.Schema())
 		for name, line := range lines {
-			of := o.of(label{policy: name})
-			to.ObserveFloat64(jobs, float64(line.Jobs), of)
-			to.ObserveFloat64(age, time.Since(line.Since).Seconds(), of)
+			put(0, float64(line.Jobs), label{policy: name})
+			put(1, time.Since(line.Since).Seconds(), label{policy: name})
 		}
 		return err
-	}, jobs, age)
+	}, observable{name: MetricParked, unit: "{job}", what: "Jobs of River that wait in line for a permit."},
+		observable{name: MetricParkedAge, unit: "s", what: "How long the first of them has waited."})
 }
 
 // WatchCatalog reports the age of a *catalog.Catalog at every collection, until the Registration's
 // Unregister.
 func (o *Observer) WatchCatalog(c interface{ Age() time.Duration }) (metric.Registration, error) {
-	age, err := o.meter.Float64ObservableGauge(MetricCatalogAge, metric.WithUnit("s"), metric.WithDescription("Since when the process has not heard of the catalog."))
-	if err != nil {
-		return nil, err
-	}
-	return o.meter.RegisterCallback(func(_ context.Context, to metric.Observer) error {
-		to.ObserveFloat64(age, c.Age().Seconds())
+	return o.watch(func(_ context.Context, put func(int, float64, label)) error {
+		put(0, c.Age().Seconds(), label{})
 		return nil
-	}, age)
+	}, observable{name: MetricCatalogAge, unit: "s", what: "Since when the process has not heard of the catalog."})
 }
 
 // WatchFallback reports at every collection whether a *fallback.Store knows that its database is
 // silent, until the Registration's Unregister.
 func (o *Observer) WatchFallback(store interface{ Stats() fallback.Stats }) (metric.Registration, error) {
-	silent, err := o.meter.Float64ObservableGauge(MetricSilent, metric.WithDescription("1 while the database is silent."))
-	if err != nil {
-		return nil, err
-	}
-	silences, err := o.meter.Int64ObservableCounter(MetricSilences, metric.WithUnit("{silence}"), metric.WithDescription("Silences of the database that began."))
-	if err != nil {
-		return nil, err
-	}
-	busy, err := o.meter.Int64ObservableCounter(MetricBusy, metric.WithUnit("{request}"), metric.WithDescription("Calls that found all connections of the pool in use."))
-	if err != nil {
-		return nil, err
-	}
-	return o.meter.RegisterCallback(func(_ context.Context, to metric.Observer) error {
-		stats := store.Stats()
-		var now float64
+	return o.watch(func(_ context.Context, put func(int, float64, label)) error {
+		stats, silent := store.Stats(), 0.0
 		if stats.Silent {
-			now = 1
+			silent = 1
 		}
-		to.ObserveFloat64(silent, now)
-		to.ObserveInt64(silences, stats.Silences)
-		to.ObserveInt64(busy, stats.Busy)
+		put(0, silent, label{})
+		put(1, float64(stats.Silences), label{})
+		put(2, float64(stats.Busy), label{})
 		return nil
-	}, silent, silences, busy)
+	}, observable{name: MetricSilent, what: "1 while the database is silent."},
+		observable{name: MetricSilences, unit: "{silence}", what: "Silences of the database that began.", counts: true},
+		observable{name: MetricBusy, unit: "{request}", what: "Calls that found all connections of the pool in use.", counts: true})
 }

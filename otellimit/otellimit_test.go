@@ -80,10 +80,6 @@ func sum(t *testing.T, reader *metric.ManualReader, name string, with ...string)
 				for _, p := range data.DataPoints {
 					add(p.Attributes, float64(p.Count))
 				}
-			case metricdata.Histogram[int64]:
-				for _, p := range data.DataPoints {
-					add(p.Attributes, float64(p.Count))
-				}
 			}
 		}
 	}

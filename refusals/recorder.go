@@ -1,6 +1,7 @@
 package refusals
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -84,18 +85,8 @@ func New(pool *pgxpool.Pool, config *Config) (*Recorder, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	if c.Keys == 0 {
-		c.Keys = defaultKeys
-	}
-	if c.Every == 0 {
-		c.Every = defaultEvery
-	}
-	if c.Rows == 0 {
-		c.Rows = defaultRows
-	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	c.Keys, c.Every, c.Rows = cmp.Or(c.Keys, defaultKeys), cmp.Or(c.Every, defaultEvery), cmp.Or(c.Rows, defaultRows)
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	return r, nil
 }
 

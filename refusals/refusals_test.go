@@ -206,9 +206,7 @@ func TestCloseBesideAWrite(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	written := make(chan error)
 	go func() { written <- r.Write(ctx) }()
-	for !pgtest.Blocks(t, db.Pool, tx) {
-		time.Sleep(time.Millisecond)
-	}
+	pgtest.AwaitBlocks(t, db.Pool, tx)
 	over, end := context.WithCancel(t.Context())
 	end()
 	if err := r.Close(over); !errors.Is(err, context.Canceled) {
@@ -221,9 +219,7 @@ func TestCloseBesideAWrite(t *testing.T) {
 		t.Error("the write succeeded although it was cancelled")
 	}
 	must(t, tx.Rollback(t.Context()))
-	if err := <-closed; err != nil {
-		t.Error(err)
-	}
+	must(t, <-closed)
 	if keys := top(t, db, refusals.Query{}); len(keys) != 1 || keys[0].Times != 3 {
 		t.Errorf("got %v, want 3 refusals", keys)
 	}

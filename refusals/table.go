@@ -1,6 +1,7 @@
 package refusals
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/intx"
 )
 
 // Table is the name of the table that the set migrations.Refusals creates.
@@ -39,8 +41,7 @@ func in(schema, sql string) string {
 }
 
 func fault(doing string, err error) error {
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) && pgErr.Code == "42P01" {
+	if intx.Code(err) == "42P01" {
 		return fmt.Errorf("%w: %w", ErrNotMigrated, err)
 	}
 	return fmt.Errorf("refusals: %s: %w", doing, err)
@@ -155,12 +156,7 @@ func Top(ctx context.Context, db Querier, schema string, q Query) ([]Key, error)
 	case q.Most < 0:
 		return nil, &ratelimit.FieldError{Package: "refusals", Field: "Most", Value: q.Most, Reason: "must not be negative"}
 	}
-	if q.Since == 0 {
-		q.Since = time.Minute
-	}
-	if q.Most == 0 {
-		q.Most = 20
-	}
+	q.Since, q.Most = cmp.Or(q.Since, time.Minute), cmp.Or(q.Most, 20)
 	rows, err := db.Query(ctx, in(schema, top), q.Limit, q.Since, q.Most)
 	if err != nil {
 		return nil, fault("read", err)

@@ -56,6 +56,20 @@ func Answered(err error) bool {
 // InPart reports whether a COMMIT with this error may have committed on some nodes of a distributed
 // database. Citus reports so that one node failed after another had committed.
 func InPart(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Code == "XX000"
+	return Code(err) == "XX000"
+}
+
+// SQLSTATEs of statements that were ended before they did anything.
+const (
+	LockNotAvailable = "55P03" // waited for a lock longer than lock_timeout
+	QueryCanceled    = "57014" // by a statement_timeout or a cancel request
+)
+
+// Code returns the SQLSTATE of an error of any driver; "" if it has none.
+func Code(err error) string {
+	var state interface{ SQLState() string }
+	if errors.As(err, &state) {
+		return state.SQLState()
+	}
+	return ""
 }

@@ -132,15 +132,7 @@ func WithConfig(configure func(*pgxpool.Config)) Option {
 // pool are gone after the test.
 func New(tb testing.TB, opts ...Option) *DB {
 	tb.Helper()
-	var o options
-	for _, opt := range opts {
-		opt(&o)
-	}
-	sql := migrations.UpSQL()
-	for _, set := range o.sets {
-		sql += set.UpSQL()
-	}
-	return newDB(tb, sql, opts)
+	return newDB(tb, migrations.UpSQL(), opts)
 }
 
 // NewEmpty is New without the table.
@@ -149,9 +141,16 @@ func NewEmpty(tb testing.TB, opts ...Option) *DB {
 	return newDB(tb, "", opts)
 }
 
-// newDB makes a schema and runs sql in it.
+// newDB makes a schema and runs sql in it, and that of sets.
 func newDB(tb testing.TB, sql string, opts []Option) *DB {
 	tb.Helper()
+	var o options
+	for _, opt := range opts {
+		opt(&o)
+	}
+	for _, set := range o.sets {
+		sql += set.UpSQL()
+	}
 	db := &DB{
 		URL: URL(tb),
 		// Random, as several processes may share a server.
@@ -165,7 +164,7 @@ func newDB(tb testing.TB, sql string, opts []Option) *DB {
 	}
 	tb.Cleanup(func() { db.drop(tb) })
 
-	pool, err := newPool(db.URL, opts)
+	pool, err := newPool(db.URL, o.configure)
 	if err != nil {
 		tb.Fatalf("pgtest: making a pool: %v", err)
 	}
@@ -174,18 +173,14 @@ func newDB(tb testing.TB, sql string, opts []Option) *DB {
 	return db
 }
 
-func newPool(url string, opts []Option) (*pgxpool.Pool, error) {
-	var o options
-	for _, opt := range opts {
-		opt(&o)
-	}
+func newPool(url string, configure []func(*pgxpool.Config)) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, fmt.Errorf("parsing the URL: %w", err)
 	}
 	config.ConnConfig.RuntimeParams["search_path"] = ""
-	for _, configure := range o.configure {
-		configure(config)
+	for _, change := range configure {
+		change(config)
 	}
 	return pgxpool.NewWithConfig(context.Background(), config)
 }
@@ -259,4 +254,12 @@ func Blocks(tb testing.TB, q Querier, tx pgx.Tx) (yes bool) {
 		tb.Fatal(err)
 	}
 	return yes
+}
+
+// AwaitBlocks waits until a session waits for a lock of tx.
+func AwaitBlocks(tb testing.TB, q Querier, tx pgx.Tx) {
+	tb.Helper()
+	for !Blocks(tb, q, tx) {
+		time.Sleep(time.Millisecond)
+	}
 }

@@ -38,28 +38,19 @@ func TestCleanup(t *testing.T) {
 
 // recorder is a test that notes its failures instead of failing.
 type recorder struct {
-	testing.TB
-	cleanups []func()
-	errors   []string
+	exampleTB
+	errors []string
 }
-
-func (r *recorder) Cleanup(f func()) { r.cleanups = append(r.cleanups, f) }
 
 func (r *recorder) Errorf(format string, args ...any) {
 	r.errors = append(r.errors, fmt.Sprintf(format, args...))
-}
-
-func (r *recorder) end() {
-	for i := len(r.cleanups) - 1; i >= 0; i-- {
-		r.cleanups[i]()
-	}
 }
 
 func TestCleanupFindsLostConnections(t *testing.T) {
 	defer func(d time.Duration) { closeTimeout = d }(closeTimeout)
 	closeTimeout = 100 * time.Millisecond
 
-	r := &recorder{TB: t}
+	r := &recorder{exampleTB: exampleTB{TB: t}}
 	db := New(r, WithConfig(func(c *pgxpool.Config) { c.MaxConns = 1 }))
 	conn, err := db.Pool.Acquire(t.Context())
 	if err != nil {

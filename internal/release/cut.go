@@ -2,29 +2,70 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"maps"
 	"os"
+	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
 
-	"golang.org/x/mod/modfile"
-	"golang.org/x/mod/module"
 	"golang.org/x/mod/semver"
 )
 
+const ourPath = "github.com/pgratelimit/ratelimit"
+
+// published lists the directories of the modules that users get, each after those that it requires.
+var published = []string{".", "migrate", "grpclimit", "httplimit", "otellimit", "riverlimit", "cmd/ratelimit"}
+
+var (
+	// requirement matches what a go.mod requires of ours, and what go.work replaces of that.
+	requirement = regexp.MustCompile(`(` + ourPath + `[\w/]*) (v\S+)`)
+
+	used = regexp.MustCompile(`(?m)^\t\./(\S+)$`) // in go.work
+)
+
+// modules returns the directories of the modules of the checkout at root, those that are published first,
+// and the version at which they require each other. A go.mod that replaces a module is an error, since the
+// go command heeds no replacement of what it gets for others.
+func modules(root string) (all []string, version string, err error) {
+	work, err := os.ReadFile(filepath.Join(root, "go.work"))
+	if err != nil {
+		return nil, "", err
+	}
+	all = slices.Clone(published)
+	for _, use := range used.FindAllSubmatch(work, -1) {
+		if dir := string(use[1]); !slices.Contains(published, dir) {
+			all = append(all, dir)
+		}
+	}
+	for _, m := range all {
+		mod, err := os.ReadFile(filepath.Join(root, m, "go.mod"))
+		if err != nil {
+			return nil, "", err
+		}
+		if bytes.Contains(mod, []byte("=>")) {
+			return nil, "", fmt.Errorf("module %s replaces another one: leave that to go.work", path.Join(ourPath, m))
+		}
+		for _, of := range requirement.FindAllStringSubmatch(string(mod), -1) {
+			if version = cmp.Or(version, of[2]); of[2] != version {
+				return nil, "", fmt.Errorf("module %s requires %s, and another one %s", path.Join(ourPath, m), of[0], version)
+			}
+		}
+	}
+	if !semver.IsValid(version) {
+		return nil, "", errors.New("the modules do not require each other")
+	}
+	return all, version, nil
+}
+
 // cut writes the version, of that day, into the checkout at root.
 func cut(ctx context.Context, root, version string, day time.Time) error {
-	all, err := modules(root)
-	if err != nil {
-		return err
-	}
-	before, err := releasedVersion(root, all)
+	all, before, err := modules(root)
 	if err != nil {
 		return err
 	}
@@ -48,15 +89,27 @@ func cut(ctx context.Context, root, version string, day time.Time) error {
 	if err := os.WriteFile(changelog, text, 0o644); err != nil {
 		return err
 	}
-	return writeVersion(ctx, root, all, version)
+	return withSite(ctx, root, func(s *site) error { return s.writeVersion(ctx, all, version) })
 }
 
-// writeVersion has the modules require each other at the version, with its hashes.
-func writeVersion(ctx context.Context, root string, all []ourModule, version string) error {
-	if err := requireVersion(root, all, version); err != nil {
-		return err
+// writeVersion has the modules require each other at the version, with its hashes, and go.work put the
+// checkout in its place.
+func (s *site) writeVersion(ctx context.Context, all []string, version string) error {
+	files := []string{"go.work"}
+	for _, m := range all {
+		files = append(files, filepath.Join(m, "go.mod"))
 	}
-	return sum(ctx, root, all, version)
+	for _, file := range files {
+		file = filepath.Join(s.root, file)
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(file, requirement.ReplaceAll(text, []byte("$1 "+version)), 0o644); err != nil {
+			return err
+		}
+	}
+	return s.tidy(ctx, all, version)
 }
 
 const (
@@ -73,126 +126,13 @@ func cutChangelog(text []byte, before, version string, day time.Time) ([]byte, e
 	if changes, _, _ := strings.Cut(below, "\n## ["); strings.TrimSpace(changes) == "" {
 		return nil, fmt.Errorf("CHANGELOG.md says of nothing that it changes in %s", version)
 	}
-	number := strings.TrimPrefix(version, "v")
+	number, link := strings.TrimPrefix(version, "v"), repository+"/compare/"+before+"..."+version
+	if semver.Compare(before, "v0.0.0") == 0 { // the first one
+		link = repository + "/releases/tag/" + version
+	}
 	below, links, _ := strings.Cut(below, "\n[Unreleased]: ")
 	_, links, _ = strings.Cut(links, "\n") // without the rest of the line
 	return fmt.Appendf(nil, "%s%s\n## [%s] - %s\n%s\n\n[Unreleased]: %s/compare/%s...HEAD\n[%s]: %s\n%s",
 		above, unreleased, number, day.Format(time.DateOnly), strings.TrimRight(below, "\n"),
-		repository, version, number, linkOf(before, version), links), nil
-}
-
-// linkOf returns where the changes of a version are to be seen.
-func linkOf(before, version string) string {
-	if semver.Compare(before, "v0.0.0") == 0 { // the first one
-		return repository + "/releases/tag/" + version
-	}
-	return repository + "/compare/" + before + "..." + version
-}
-
-// requireVersion has the modules require each other at the version, and go.work put
-// the checkout in its place.
-func requireVersion(root string, all []ourModule, version string) error {
-	for _, m := range all {
-		mod, err := readMod(root, m)
-		if err != nil {
-			return err
-		}
-		for _, require := range mod.Require {
-			if !isOurs(require.Mod.Path) {
-				continue
-			}
-			if err := mod.AddRequire(require.Mod.Path, version); err != nil {
-				return err
-			}
-		}
-		if err := writeMod(root, m, mod); err != nil {
-			return err
-		}
-	}
-	work, err := readWork(root)
-	if err != nil {
-		return err
-	}
-	for _, replace := range work.Replace {
-		if isOurs(replace.Old.Path) {
-			line := []string{replace.Old.Path, version, "=>", replace.New.Path}
-			if !replace.Syntax.InBlock {
-				line = append([]string{"replace"}, line...)
-			}
-			replace.Syntax.Token = line
-		}
-	}
-	return os.WriteFile(workFile(root), modfile.Format(work.Syntax), 0o644)
-}
-
-// sum writes the hashes of the version of the modules that are published into the go.sum
-// of those that require them. In the order of published: go.sum is a part of what is
-// published.
-func sum(ctx context.Context, root string, all []ourModule, version string) error {
-	files, err := sources(ctx, root)
-	if err != nil {
-		return err
-	}
-	for _, p := range published {
-		hashes, err := hashesOf(root, files, p, version)
-		if err != nil {
-			return err
-		}
-		for _, m := range all {
-			mod, err := readMod(root, m)
-			if err != nil {
-				return err
-			}
-			if !requires(mod, p) {
-				continue
-			}
-			sums, err := readSum(m.sumFile(root))
-			if err != nil {
-				return err
-			}
-			maps.DeleteFunc(sums, func(v module.Version, _ string) bool { return v.Path == p.path() })
-			maps.Copy(sums, hashes)
-			if err := os.WriteFile(m.sumFile(root), formatSum(sums), 0o644); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-func requires(mod *modfile.File, m ourModule) bool {
-	for _, require := range mod.Require {
-		if require.Mod.Path == m.path() {
-			return true
-		}
-	}
-	return false
-}
-
-// readSum returns the hashes of a go.sum: none, if there is no such file.
-func readSum(file string) (map[module.Version]string, error) {
-	text, err := os.ReadFile(file)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	sums := map[module.Version]string{}
-	for line := range strings.Lines(string(text)) {
-		fields := strings.Fields(line)
-		if len(fields) != 3 {
-			return nil, fmt.Errorf("%s has the line %q", file, line)
-		}
-		sums[module.Version{Path: fields[0], Version: fields[1]}] = fields[2]
-	}
-	return sums, nil
-}
-
-// formatSum returns a go.sum of the hashes, in the go command's order.
-func formatSum(sums map[module.Version]string) []byte {
-	order := slices.Collect(maps.Keys(sums))
-	module.Sort(order)
-	var b bytes.Buffer
-	for _, m := range order {
-		fmt.Fprintln(&b, m.Path, m.Version, sums[m])
-	}
-	return b.Bytes()
+		repository, version, number, link, links), nil
 }

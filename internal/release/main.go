@@ -9,8 +9,7 @@
 // they require each other. It runs none of them.
 //
 // Between releases, go.work has the checkout in place of the modules' versions. The tests
-// of this program show what a module is without it: they serve the checkout as a version
-// to come, from a module proxy in a directory.
+// of this program show what a module is without it.
 //
 //	go run ./internal/release tidy
 //
@@ -25,6 +24,9 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path"
+	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -42,41 +44,54 @@ func run(ctx context.Context, w io.Writer, args []string) error {
 	if len(args) != 1 {
 		return errors.New("want a version, such as v0.2.0, or tidy")
 	}
-	root, err := findRoot(ctx)
+	work, err := command{}.run(ctx, "go", "env", "GOWORK")
 	if err != nil {
 		return err
+	}
+	root := filepath.Dir(strings.TrimSpace(work))
+	if !filepath.IsAbs(root) {
+		return errors.New("must run in a checkout of the repository, with its go.work")
 	}
 	if args[0] == "tidy" {
 		return tidy(ctx, root)
 	}
-	version := args[0]
-	if err := requireClean(ctx, root); err != nil {
+	// What is not committed would be hashed, and not be in the tag.
+	switch changed, err := (command{dir: root}).run(ctx, "git", "status", "--porcelain"); {
+	case err != nil:
 		return err
+	case changed != "":
+		return fmt.Errorf("commit first what has changed:\n%s", changed)
 	}
+	version := args[0]
 	if err := cut(ctx, root, version, time.Now()); err != nil {
 		return err
 	}
 	fmt.Fprintf(w, "%s is written. Look at it, and then:\n\n", version)
 	fmt.Fprintf(w, "git commit --all --message 'Release %s'\n", version)
 	for _, m := range published {
-		fmt.Fprintf(w, "git tag %s\n", m.tag(version))
+		fmt.Fprintf(w, "git tag %s\n", path.Join(m, version))
 	}
 	fmt.Fprint(w, "git push origin HEAD\n")
 	for _, m := range published {
-		fmt.Fprintf(w, "git push origin %s\n", m.tag(version))
+		fmt.Fprintf(w, "git push origin %s\n", path.Join(m, version))
 	}
 	return nil
 }
 
-// requireClean returns the error of a checkout with changes that git does not have: they
-// would be hashed, and not be in the tag.
-func requireClean(ctx context.Context, root string) error {
-	out, err := exec.CommandContext(ctx, "git", "-C", root, "status", "--porcelain").Output()
+// command is where a program runs, and with what environment.
+type command struct {
+	dir     string
+	environ []string
+}
+
+// run runs a program, and returns what it printed.
+func (c command) run(ctx context.Context, name string, args ...string) (string, error) {
+	var errs strings.Builder
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir, cmd.Env, cmd.Stderr = c.dir, c.environ, &errs
+	out, err := cmd.Output()
 	if err != nil {
-		return fmt.Errorf("git status: %w", err)
+		return string(out), fmt.Errorf("%s %s: %w\n%s%s", name, strings.Join(args, " "), err, errs.String(), out)
 	}
-	if len(out) > 0 {
-		return fmt.Errorf("commit first what has changed:\n%s", out)
-	}
-	return nil
+	return string(out), nil
 }

@@ -1,138 +1,72 @@
 package main
 
 import (
-	"bytes"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
+	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	"golang.org/x/mod/module"
 	"golang.org/x/mod/semver"
 )
-
-// A site is the checkout as it would be once it is released: a copy that has the
-// version, and a module proxy that serves it.
-type site struct {
-	tree    string // the copy
-	environ []string
-}
 
 // next is a version after all that will be released.
 const next = "v0.9999.0"
 
 var released = flag.Bool("released", false, "test the checkout as users would get it, for two minutes")
 
-// The checkout, as users would get it if it were released now: from a module proxy, in
-// folders of their own, with a go command that has seen none of it before. Nobody is asked
-// over a network but for what others' modules the user's cache lacks, by the first part.
+// sums matches the hashes of ours in a go.sum.
+var sums = regexp.MustCompile(`(?m)^` + ourPath + `.*\n`)
+
+// The checkout, as users would get it if it were released now: by the tags of a repository, in folders of
+// their own, with a go command that has seen none of it before.
 func TestReleased(t *testing.T) {
 	if !*released {
 		t.Skip("compiles all of it: go test ./internal/release -released, which is a step of .ci/run")
 	}
-	root, err := findRoot(t.Context())
+	work, err := command{}.run(t.Context(), "go", "env", "GOWORK")
 	must(t, err)
-	t.Run("tidy", func(t *testing.T) { testTidy(t, root) })
-	s := newSite(t, root)
+	root := filepath.Dir(work)
+	all, _, err := modules(root)
+	must(t, err)
+	dir := t.TempDir()
+	tree := filepath.Join(dir, "tree")
+	checkout, err := newSite(t.Context(), root, t.TempDir())
+	must(t, err)
+	must(t, checkout.git(t.Context(), "add", "--all"))
+	must(t, checkout.git(t.Context(), "checkout-index", "--all", "--prefix="+tree+"/"))
+
+	s, err := newSite(t.Context(), tree, dir)
+	must(t, err)
+	must(t, s.writeVersion(t.Context(), all, next))
+	withoutOurs := func(file string) string {
+		text, _ := os.ReadFile(file) // a module that requires nothing has no go.sum
+		return requirement.ReplaceAllString(sums.ReplaceAllString(string(text), ""), "$1")
+	}
+	for _, m := range all {
+		for _, file := range []string{"go.mod", "go.sum"} {
+			if file = filepath.Join(m, file); withoutOurs(filepath.Join(tree, file)) != withoutOurs(filepath.Join(root, file)) {
+				t.Errorf("%s is not tidy: go run ./internal/release tidy", file)
+			}
+		}
+	}
+	s.environ = append(s.environ, "GOSUMDB=off") // others' modules were checked when they came into the cache
 	// One after the other: they share the machine with the tests of other packages.
 	t.Run("modules in any order", s.testOrders)
 	t.Run("the command", s.testCommand)
 	t.Run("an importer", s.testImporter)
-	t.Run("each module on its own", s.testAlone)
+	t.Run("each module on its own", func(t *testing.T) { s.testAlone(t, all) })
 	t.Run("the workspace", s.testWorkspace)
-	t.Run("tags", s.testTags)
-}
-
-// testTidy finds what go mod tidy would change, and fills the user's module cache.
-func testTidy(t *testing.T, root string) {
-	tree := t.TempDir()
-	all, err := tidied(t.Context(), root, tree)
-	must(t, err)
-	for _, m := range all {
-		mod, sum, err := broughtBack(tree, root, m)
-		must(t, err)
-		if read(t, root, string(m)+"/go.mod") != string(mod) || len(sum) > 0 && read(t, root, string(m)+"/go.sum") != string(sum) {
-			t.Errorf("module %s is not tidy: go run ./internal/release tidy", m.path())
-		}
-	}
-	// Of the workspace the go command looks at more than of its modules.
-	if _, err := (command{dir: root, environ: os.Environ()}).run(t.Context(), "go", "list", "-m", "all"); err != nil {
-		t.Error(err)
-	}
-}
-
-// newSite gives a copy of the checkout the version, and serves it.
-func newSite(t *testing.T, root string) *site {
-	t.Helper()
-	dir := t.TempDir()
-	s := &site{tree: filepath.Join(dir, "tree")}
-	files, err := copyTo(t.Context(), root, s.tree)
-	must(t, err)
-	all, err := modules(s.tree)
-	must(t, err)
-	must(t, errOf(releasedVersion(s.tree, all)))
-	must(t, writeVersion(t.Context(), s.tree, all, next))
-	proxy := filepath.Join(dir, "proxy")
-	must(t, serve(proxy, s.tree, files, next))
-	users, err := command{environ: os.Environ()}.run(t.Context(), "go", "env", "GOMODCACHE")
-	must(t, err)
-	s.environ = append(os.Environ(),
-		"GOWORK=off",
-		"GOPROXY="+fileURL(proxy)+","+fileURL(filepath.Join(strings.TrimSpace(users), "cache", "download")),
-		"GOSUMDB=off", // what others' modules are, was checked when they came into the cache
-		"GOMODCACHE="+filepath.Join(dir, "modcache"),
-		"GOFLAGS=-modcacherw -trimpath", // -trimpath: what was compiled elsewhere need not be again
-	)
-	return s
-}
-
-func fileURL(dir string) string { return "file://" + filepath.ToSlash(dir) }
-
-// serve writes the version of the modules that are published into a directory that the
-// go command takes for a module proxy.
-func serve(dir, root string, files []string, version string) error {
-	for _, m := range published {
-		escaped, err := module.EscapePath(m.path())
-		if err != nil {
-			return err
-		}
-		var archived bytes.Buffer
-		if err := archive(&archived, root, files, m, version); err != nil {
-			return fmt.Errorf("module %s: %w", m.path(), err)
-		}
-		mod, err := os.ReadFile(m.modFile(root))
-		if err != nil {
-			return err
-		}
-		info, err := json.Marshal(map[string]any{"Version": version, "Time": time.Unix(0, 0).UTC()})
-		if err != nil {
-			return err
-		}
-		at := filepath.Join(dir, filepath.FromSlash(escaped), "@v")
-		if err := os.MkdirAll(at, 0o755); err != nil {
-			return err
-		}
-		for name, text := range map[string][]byte{
-			"list": []byte(version + "\n"), version + ".info": info, version + ".mod": mod, version + ".zip": archived.Bytes(),
-		} {
-			if err := os.WriteFile(filepath.Join(at, name), text, 0o644); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }
 
 // with is s with more in its environment.
 func (s *site) with(environ ...string) *site {
-	return &site{s.tree, slices.Concat(s.environ, environ)}
+	return &site{s.root, s.repo, slices.Concat(s.environ, environ)}
 }
 
 // must runs a program in a directory.
@@ -162,12 +96,12 @@ func (s *site) testOrders(t *testing.T) {
 	for order := range turns(libraries) {
 		var imports []string
 		for _, m := range libraries {
-			imports = append(imports, m.path())
+			imports = append(imports, path.Join(ourPath, m))
 		}
 		imports[0] += "/pgstore"
 		dir := s.program(t, imports...)
 		for _, m := range order {
-			s.must(t, dir, "go", "get", m.path())
+			s.must(t, dir, "go", "get", path.Join(ourPath, m))
 		}
 		s.must(t, dir, "go", "list", "-deps", ".") // finds every package, and its hash
 	}
@@ -196,7 +130,7 @@ func (s *site) testCommand(t *testing.T) {
 	if got := s.must(t, bin, ratelimit, "--version"); !strings.HasPrefix(got, "ratelimit "+next+" ") {
 		t.Errorf("--version: got %q, want %s", got, next)
 	}
-	s.must(t, bin, ratelimit, "replay", "--verify", filepath.Join(s.tree, "testdata", "conformance", "gcra.jsonl"))
+	s.must(t, bin, ratelimit, "replay", "--verify", filepath.Join(s.root, "testdata", "conformance", "gcra.jsonl"))
 }
 
 // Who imports the library gets nothing but what pgx brings anyway.
@@ -223,17 +157,14 @@ func (s *site) testImporter(t *testing.T) {
 	}
 }
 
-// Every module, published or not, is complete without the workspace, and tidy, and wants
-// no newer Go than what it requires does.
-func (s *site) testAlone(t *testing.T) {
-	all, err := modules(s.tree)
-	must(t, err)
+// Every module, published or not, is complete without the workspace, and wants no newer Go than what it
+// requires does.
+func (s *site) testAlone(t *testing.T, all []string) {
 	for _, m := range all {
-		t.Run(m.path(), func(t *testing.T) {
-			dir := filepath.Join(s.tree, string(m))
+		t.Run(m, func(t *testing.T) {
+			dir := filepath.Join(s.root, m)
 			s.must(t, dir, "go", "build", "-o", os.DevNull, "./...")
 			s.must(t, dir, "go", "vet", "./...")
-			s.must(t, dir, "go", "mod", "tidy", "-diff") // with the hashes of ours
 			if !slices.Contains(published, m) {
 				return
 			}
@@ -253,48 +184,14 @@ func (s *site) testAlone(t *testing.T) {
 	}
 }
 
-// In the checkout of a release, the go command asks nobody for our modules, and adds
-// nothing to go.work.sum.
+// In the checkout of a release, the go command asks nobody for our modules, and adds nothing to go.work.sum.
 func (s *site) testWorkspace(t *testing.T) {
-	_, others, _ := strings.Cut(s.proxies(t), ",")
-	in := s.with("GOWORK="+workFile(s.tree), "GOPROXY="+others)
-	before := read(t, s.tree, "go.work.sum")
-	in.must(t, s.tree, "go", "build", "./...")
-	in.must(t, s.tree, "go", "list", "-m", "all")
-	in.must(t, s.tree, "go", "doc", ".")
-	if read(t, s.tree, "go.work.sum") != before {
+	in := s.with("GOWORK="+filepath.Join(s.root, "go.work"), "GONOPROXY=none")
+	before := read(t, s.root, "go.work.sum")
+	in.must(t, s.root, "go", "build", "./...")
+	in.must(t, s.root, "go", "list", "-m", "all")
+	in.must(t, s.root, "go", "doc", ".")
+	if read(t, s.root, "go.work.sum") != before {
 		t.Error("go.work.sum has changed: it lacks hashes (go list -m all, and commit)")
-	}
-}
-
-// proxies is what the go command of the site asks.
-func (s *site) proxies(t *testing.T) string {
-	t.Helper()
-	return strings.TrimSpace(s.must(t, s.tree, "go", "env", "GOPROXY"))
-}
-
-// The go command makes of the tags what was hashed.
-func (s *site) testTags(t *testing.T) {
-	if _, err := exec.LookPath("git"); err != nil {
-		t.Skip("there is no git")
-	}
-	clone := t.TempDir()
-	must(t, errOf(copyTo(t.Context(), s.tree, clone)))
-	s.must(t, clone, "git", "init", "--quiet")
-	s.must(t, clone, "git", "add", "--all")
-	s.must(t, clone, "git", "-c", "user.name=x", "-c", "user.email=x@example.com", "-c", "commit.gpgsign=false", "commit", "--quiet", "--message", "x")
-	for _, m := range published {
-		s.must(t, clone, "git", "tag", m.tag(next))
-	}
-	direct := s.with("GOPROXY=direct", "GOMODCACHE="+t.TempDir(),
-		"GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=url."+fileURL(clone)+".insteadOf", "GIT_CONFIG_VALUE_0="+repository)
-	for _, m := range published {
-		var tagged, served struct{ Sum, GoModSum string }
-		for into, from := range map[*struct{ Sum, GoModSum string }]*site{&tagged: direct, &served: s} {
-			must(t, json.Unmarshal([]byte(from.must(t, clone, "go", "mod", "download", "-json", m.path()+"@"+next)), into))
-		}
-		if tagged != served || tagged.Sum == "" {
-			t.Errorf("%s: tag gives %v, proxy %v", m.path(), tagged, served)
-		}
 	}
 }

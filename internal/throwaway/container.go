@@ -62,15 +62,12 @@ func runProgram(ctx context.Context, cmd *exec.Cmd) (*Server, error) {
 
 	select {
 	case url := <-line:
-		s := &Server{URL: url, Source: "a container", process: p}
 		if url == "" {
 			_ = p.close()
 			return nil, startError(p)
 		}
-		if err := s.waitUntilReady(ctx); err != nil {
-			return nil, err
-		}
-		return s, nil
+		s := &Server{URL: url, Source: "a container", process: p}
+		return s.ready(ctx)
 	case <-ctx.Done():
 		_ = p.cmd.Process.Kill()
 		_ = p.close()

@@ -214,10 +214,7 @@ func (i installation) supervise(ctx context.Context, port string, opts Options, 
 	_, _ = fmt.Fprintln(p.stdin, from.password)
 
 	s := &Server{URL: loopbackURL(port, from.password), Source: i.String(), process: p, Here: true}
-	if err := s.waitUntilReady(ctx); err != nil {
-		return nil, err
-	}
-	return s, nil
+	return s.ready(ctx)
 }
 
 // shell returns the command that runs a script in a directory of its own, within parent.
@@ -238,24 +235,6 @@ func splitURL(text string) (without, password string, err error) {
 	password, _ = u.User.Password()
 	u.User = url.User(u.User.Username())
 	return u.String(), password, nil
-}
-
-// waitUntilReady stops the server again if it fails.
-func (s *Server) waitUntilReady(ctx context.Context) error {
-	for {
-		err := ping(ctx, s.URL)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-s.process.done:
-			return startError(s.process)
-		case <-ctx.Done():
-			_ = s.process.close()
-			return fmt.Errorf("waiting for it to answer: %w (%w)", ctx.Err(), err)
-		case <-time.After(pollInterval):
-		}
-	}
 }
 
 // startError says why the supervisor ended although nobody told it to.

@@ -11,17 +11,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 )
 
 // pgBouncers are where it is to be found: Debian's is not in everybody's PATH.
 var pgBouncers = []string{"pgbouncer", "/usr/sbin/pgbouncer"}
-
-// runBouncer runs the program that its arguments name until its stdin ends, and then
-// kills it: it has nothing to clean up.
-const runBouncer = `"$@" </dev/null & bouncer=$!; read -r _; kill -9 "$bouncer"; wait "$bouncer" 2>/dev/null; exit 0`
 
 // PgBouncer starts a PgBouncer in transaction pooling in front of the server with a URL,
 // with so many connections to it. The result's URL is that of the same database through
@@ -49,11 +44,11 @@ func PgBouncer(ctx context.Context, serverURL string, conns int) (*Server, error
 	if err := os.WriteFile(config, bouncerConfig(server, port, conns), 0o600); err != nil {
 		return nil, err
 	}
-	args := []string{"-c", runBouncer, "sh", pgBouncers[i], "-q"}
+	args := []string{"-q", config}
 	if os.Geteuid() == 0 { // which it refuses to run as
-		args = append(args, "-u", "nobody")
+		args = []string{"-q", "-u", "nobody", config}
 	}
-	p, err := startProcess(exec.Command("/bin/sh", append(args, config)...))
+	p, err := startProgram(pgBouncers[i], args...)
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +56,13 @@ func PgBouncer(ctx context.Context, serverURL string, conns int) (*Server, error
 		Scheme: "postgres", User: url.User(server.User), Host: net.JoinHostPort("127.0.0.1", port),
 		Path: "/" + server.Database, RawQuery: "sslmode=disable",
 	}
-	return bouncing(ctx, p, through.String())
+	ctx, cancel := context.WithTimeout(ctx, pingTimeout)
+	defer cancel()
+	s, err := (&Server{URL: through.String(), Source: "PgBouncer", process: p}).ready(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("throwaway: PgBouncer: %w: %s", err, &p.stderr)
+	}
+	return s, nil
 }
 
 func bouncerConfig(server *pgx.ConnConfig, port string, conns int) []byte {
@@ -85,22 +86,4 @@ max_client_conn = 1000
 server_tls_sslmode = disable
 ignore_startup_parameters = search_path
 `, server.Host, server.Port, quoted(server.User), password, port, server.User, conns)
-}
-
-// bouncing returns when a PgBouncer answers.
-func bouncing(ctx context.Context, p *process, through string) (*Server, error) {
-	ctx, cancel := context.WithTimeout(ctx, pingTimeout)
-	defer cancel()
-	s := &Server{URL: through, Source: "PgBouncer", process: p}
-	for {
-		err := ping(ctx, s.URL)
-		if err == nil {
-			return s, nil
-		}
-		if ctx.Err() != nil {
-			_ = p.close()
-			return nil, fmt.Errorf("throwaway: PgBouncer does not answer: %w: %s", err, &p.stderr)
-		}
-		time.Sleep(pollInterval)
-	}
 }

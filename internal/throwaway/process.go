@@ -2,10 +2,12 @@ package throwaway
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"os/exec"
 	"strings"
+	"time"
 )
 
 // process is a child process that ends when its stdin does: when close closes
@@ -20,6 +22,23 @@ type process struct {
 	// Written before done is closed.
 	err    error
 	stderr bytes.Buffer
+}
+
+// runHere runs the program that its arguments name, in a directory of its own, until its stdin ends. Then it
+// kills the program and removes the directory.
+const runHere = `dir=$(mktemp -d "${TMPDIR:-/tmp}/ratelimit-program.XXXXXX") && cd "$dir" || exit 1
+exec 3<&0
+"$@" </dev/null 3<&- >&2 & program=$!
+{ read -r _ <&3; : >stop; kill -KILL "$program"; } 2>/dev/null & watcher=$!
+wait "$program" 2>/dev/null; status=$?
+[ -e stop ] && status=0
+kill "$watcher" 2>/dev/null
+cd / && rm -rf "$dir"
+exit "$status"`
+
+// startProgram starts a program that does not end by itself when its stdin does.
+func startProgram(name string, args ...string) (*process, error) {
+	return startProcess(exec.Command("/bin/sh", append([]string{"-c", runHere, "sh", name}, args...)...))
 }
 
 func startProcess(cmd *exec.Cmd) (*process, error) {
@@ -44,6 +63,25 @@ func (p *process) wait() {
 	p.err = p.cmd.Wait()
 	if text := strings.TrimSpace(p.stderr.String()); p.err != nil && text != "" {
 		p.err = fmt.Errorf("%w: %s", p.err, text)
+	}
+}
+
+// await returns once answers returns no error. If the child ends before, or the context does, it returns why,
+// and the child has ended.
+func (p *process) await(ctx context.Context, answers func(context.Context) error) error {
+	for {
+		err := answers(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-p.done:
+			return startError(p)
+		case <-ctx.Done():
+			_ = p.close()
+			return fmt.Errorf("waiting for it to answer: %w (%w)", ctx.Err(), err)
+		case <-time.After(pollInterval):
+		}
 	}
 }
 

@@ -51,6 +51,14 @@ func (s *Server) Close() error {
 	return nil
 }
 
+// ready returns the server once it answers.
+func (s *Server) ready(ctx context.Context) (*Server, error) {
+	if err := s.process.await(ctx, func(ctx context.Context) error { return ping(ctx, s.URL) }); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
 // Postmaster returns the ID of the server's first process.
 func (s *Server) Postmaster(ctx context.Context) (pid int, err error) {
 	conn, err := pgx.Connect(ctx, s.URL)

@@ -29,11 +29,11 @@ var (
 // ErrCommitted reports that a caller's function failed after it had committed.
 var ErrCommitted = errors.New("pgstore: the function committed the transaction itself, so it is not run again")
 
-// LockNotAvailable is the SQLSTATE of a statement that waited for a lock longer than lock_timeout.
-const LockNotAvailable = "55P03"
-
-// QueryCanceled is the SQLSTATE of a statement that a statement_timeout or a cancel request ended.
-const QueryCanceled = "57014"
+// The SQLSTATEs of package intx.
+const (
+	LockNotAvailable = intx.LockNotAvailable
+	QueryCanceled    = intx.QueryCanceled
+)
 
 // TimedOut reports whether a statement with a lock_timeout did nothing because a lock was not available
 // in time. If the lock comes in the same moment, PostgreSQL reports a canceled statement instead (8 of
@@ -103,14 +103,7 @@ func named(limits []string) string {
 
 // Code returns the SQLSTATE in err, of any driver; "" if there is none.
 func Code(err error) string {
-	if err == nil {
-		return ""
-	}
-	var state interface{ SQLState() string }
-	if errors.As(err, &state) {
-		return state.SQLState()
-	}
-	return ""
+	return intx.Code(err)
 }
 
 // Class returns a word for an error that only a Store has, for [ratelimit.Event]; "" for any other.
