@@ -3,14 +3,13 @@ package main
 import (
 	"context"
 	"fmt"
-	"regexp"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/lab"
 )
 
-// The cases, as --only, --list and the JSON name them.
+// The cases, as --only and --list name them.
 const (
 	grantedOneKey = "granted-one-key"
 	granted10k    = "granted-10k-keys"
@@ -19,93 +18,85 @@ const (
 	txOneKey      = "tx-one-key"
 	tx10k         = "tx-10k-keys"
 	overGrant     = "over-grant"
-	churnOneKey   = "churn-one-key"
-	churn10k      = "churn-10k-keys"
 
 	grantedOneKeyFar = "granted-one-key-1ms"
 	txOneKeyFar      = "tx-one-key-1ms"
+
+	permitsOneKey = "permits-one-key"
+	permits10k    = "permits-10k-keys"
+
+	processesDecisions = "processes-decisions"
+	processesTx        = "processes-tx"
 )
 
 // The implementations.
 const (
 	oursCombined   = "ours, combined"
 	oursEscrow     = "ours, escrow"
+	oursBrief      = "ours, escrow 10 ms"
+	oursLong       = "ours, escrow 500 ms"
 	oursHasty      = "ours, combined, synchronous_commit off"
 	oursPortable   = "ours, portable"
 	portableEscrow = "ours, portable, escrow"
-	oneUpsert      = "upsert of ours, one statement each"
-	forUpdate      = "SELECT FOR UPDATE, UPDATE"
-	readCommitted  = "SELECT, UPDATE (race)"
-	serializable   = "SERIALIZABLE, retried at once"
 	plainUpdate    = "single-row UPDATE"
-	serverBound    = "UPDATE of many rows, combined"
 	goRedisLua     = "Redis Lua, go-redis"
 	rueidisLua     = "Redis Lua, rueidis"
-	harness        = "nothing: the harness alone"
 
 	oursTx       = "ours, in the transaction"
 	oursTxEscrow = "ours, before the transaction, escrow"
 	oursTxLong   = "ours, before the transaction, escrow 1 s"
 	oursTx32     = "ours, in the transaction, 32 shards"
-	oursTx8      = "ours, in the transaction, 8 shards"
 	oursCaller   = "ours, AllowTx"
 	oursOnCommit = "ours, with COMMIT"
 	oursBatch    = "ours, in the batch of the work"
 
 	noLimit        = "no limit"
-	bareUpsert     = "no limit, but an upsert of a row of its own"
 	keyUpsert      = "no limit, but an upsert of the key's row"
+	readCommitted  = "SELECT, UPDATE (race)"
 	forUpdateTx    = "SELECT FOR UPDATE, in the transaction"
 	serializableTx = "SERIALIZABLE, in the transaction, retried at once"
+
+	permitsOurs         = "ours, Acquire and Release"
+	permitsHasty        = "ours, Acquire and Release, synchronous_commit off"
+	permitsRedis        = "Redis, sorted sets"
+	permitsRedisDurable = "Redis, sorted sets, fsync"
 )
 
 // implementations says how to open each.
 var implementations = map[string]opener{
 	oursCombined:   openOurs(ours{}),
 	oursEscrow:     openOurs(ours{escrow: escrow}),
+	oursBrief:      openOurs(ours{escrow: 10 * time.Millisecond}),
+	oursLong:       openOurs(ours{escrow: 500 * time.Millisecond}),
 	oursHasty:      openOurs(ours{hasty: true}),
 	oursPortable:   openOurs(ours{portable: true}),
 	portableEscrow: openOurs(ours{portable: true, escrow: escrow}),
-	oneUpsert:      openOneUpsert,
-	forUpdate:      openNaive(naive{lock: true}),
-	readCommitted:  openNaive(naive{}),
-	serializable:   openNaive(naive{serializable: true}),
 	plainUpdate:    openPlainUpdate,
-	serverBound:    openServerBound,
 	goRedisLua:     openGoRedisLua,
 	rueidisLua:     openRueidisLua,
-	harness:        openHarness,
 
 	oursTx:       openOursTx(1, 0),
 	oursTxEscrow: openOursTx(1, escrow),
 	oursTxLong:   openOursTx(1, time.Second),
 	oursTx32:     openOursTx(32, 0),
-	oursTx8:      openOursTx(8, 0),
 	oursCaller:   openCaller(takeOurs),
 	oursOnCommit: openOursOnCommit,
 	oursBatch:    openOursBatch,
 
 	noLimit:        openNoLimit,
-	bareUpsert:     openBareUpsert,
 	keyUpsert:      openCaller(upsertKey),
-	forUpdateTx:    openNaive(naive{lock: true, work: true}),
-	serializableTx: openNaive(naive{serializable: true, work: true}),
-}
+	readCommitted:  openNaive(naive{}),
+	forUpdateTx:    openNaive(naive{lock: true}),
+	serializableTx: openNaive(naive{serializable: true}),
 
-// oursAll are the implementations that are this library.
-var oursAll = map[string]bool{
-	oursCombined: true, oursEscrow: true, oursHasty: true, oursPortable: true, portableEscrow: true, oneUpsert: true,
-	oursTxEscrow: true, oursTxLong: true, oursTx: true, oursTx32: true, oursTx8: true, oursBatch: true,
-	oursCaller: true, oursOnCommit: true,
+	permitsOurs:         openPermits(ours{}),
+	permitsHasty:        openPermits(ours{hasty: true}),
+	permitsRedis:        openPermitsRedis(func(e *env) *redisServer { return e.redis }),
+	permitsRedisDurable: openPermitsRedis(func(e *env) *redisServer { return e.durable }),
 }
 
 // needsRedis are those that do not run without it.
-var needsRedis = map[string]bool{goRedisLua: true, rueidisLua: true}
-
-// openHarness decides nothing: its figure is the cost of the measurement itself.
-func openHarness(context.Context, *env, workload) (contender, error) {
-	return contender{decide: func(context.Context, string) (bool, error) { return true, nil }}, nil
-}
+var needsRedis = map[string]bool{goRedisLua: true, rueidisLua: true, permitsRedis: true, permitsRedisDurable: true}
 
 // opener makes an implementation ready for a workload.
 type opener func(ctx context.Context, e *env, w workload) (contender, error)
@@ -137,34 +128,27 @@ func (c contender) empty(ctx context.Context, w workload) error {
 
 // workload is the calls to make.
 type workload struct {
-	limit ratelimit.TokenBucket // its Name is one per implementation and case
-	keys  []string
-	empty bool // the keys have no tokens to begin with
-	hasty bool // not about speed, so where every decision is a commit, none waits for the disk
+	limit   ratelimit.TokenBucket // its Name is one per implementation and case
+	permits int                   // of each key, instead of a limit
+	keys    []string
+	empty   bool // the keys have no tokens to begin with
 }
-
-// kind is how a case is measured.
-type kind int
-
-const (
-	kindThroughput kind = iota
-	kindOverGrant
-	kindChurn
-)
 
 // testCase is a workload for several implementations.
 type testCase struct {
-	name   string
-	title  string
-	per    string // the unit that is counted per decision
-	kind   kind
-	keys   int
-	empty  bool
-	limit  ratelimit.TokenBucket
-	levels []int
-	impls  []string
+	name    string
+	title   string
+	keys    int
+	limit   ratelimit.TokenBucket
+	permits int
+	empty   bool
+	levels  []crowd
+	impls   []string
 
-	network time.Duration // before the servers: a round trip takes so much longer
+	transactions bool          // so retries are of interest, instead of round trips
+	bounded      bool          // so the grants of one long round are
+	apart        bool          // in processes of their own
+	late         time.Duration // are the servers' answers
 }
 
 var (
@@ -182,57 +166,72 @@ const busy = 64 // goroutines where only one number of them is of interest
 // is of interest.
 func allCases(levels []int) []testCase {
 	own := []string{
-		oursEscrow, oursCombined, oursHasty, oursPortable, portableEscrow, oneUpsert, plainUpdate, forUpdate, serializable,
-		goRedisLua, rueidisLua, harness,
+		oursEscrow, oursBrief, oursLong, oursCombined, oursHasty, oursPortable, portableEscrow, plainUpdate, goRedisLua, rueidisLua,
 	}
-	own10k := []string{
-		oursEscrow, oursCombined, serverBound, oursPortable, portableEscrow, oneUpsert, plainUpdate, forUpdate, serializable,
-		goRedisLua, rueidisLua,
-	}
-	refused := []string{oursEscrow, oursCombined, oursPortable, portableEscrow, forUpdate, goRedisLua, rueidisLua, harness}
-	inTx := []string{noLimit, bareUpsert, keyUpsert, oursTxEscrow, oursTx, oursCaller, oursOnCommit, oursBatch, oursTx32, forUpdateTx, serializableTx}
+	own10k := []string{oursEscrow, oursCombined, oursPortable, portableEscrow, plainUpdate, goRedisLua, rueidisLua}
+	refused := []string{oursEscrow, oursCombined, oursPortable, portableEscrow, goRedisLua, rueidisLua}
+	inTx := []string{noLimit, keyUpsert, oursTxEscrow, oursTx, oursCaller, oursOnCommit, oursBatch, oursTx32, forUpdateTx, serializableTx}
 	exact := []string{
-		oursCombined, oursEscrow, oursHasty, oursPortable, portableEscrow, oneUpsert,
-		oursTxEscrow, oursTx, oursCaller, oursOnCommit, oursBatch, oursTx8, // a shard needs a capacity of one
-		forUpdate, serializable, forUpdateTx, serializableTx, readCommitted,
-		goRedisLua, rueidisLua,
+		oursCombined, oursEscrow, oursHasty, oursPortable, portableEscrow, oursTxEscrow, oursTx, oursCaller, oursOnCommit, oursBatch,
+		forUpdateTx, serializableTx, readCommitted, goRedisLua, rueidisLua,
 	}
-	churning := []string{oursEscrow, oursCombined, oneUpsert}
-	far := []string{oursEscrow, oursCombined, plainUpdate, goRedisLua, rueidisLua}
-	farTx := []string{noLimit, oursTxEscrow, oursTx, oursTx32, forUpdateTx}
-	one, two := []int{busy}, []int{1, busy}
+	permits := []string{permitsOurs, permitsRedisDurable, permitsHasty, permitsRedis}
+	var all []crowd
+	for _, n := range levels {
+		all = append(all, crowd{1, n})
+	}
+	one, two := []crowd{{1, busy}}, []crowd{{1, 1}, {1, busy}}
+	apart := []crowd{{1, 64}, {2, 32}, {4, 16}, {8, 8}, {40, 2}}
 	return []testCase{
-		{grantedOneKey, "Granted, one key", "trips", kindThroughput, 1, false, plenty, levels, own, 0},
-		{granted10k, "Granted, 10,000 keys", "trips", kindThroughput, 10_000, false, plenty, levels, own10k, 0},
-		{refusedOneKey, "Refused, one key", "trips", kindThroughput, 1, true, nothing, levels, refused, 0},
-		{refused10k, "Refused, 10,000 keys", "trips", kindThroughput, 10_000, true, nothing, one, refused, 0},
-		{txOneKey, "Transactions with one INSERT, one key", "retries", kindThroughput, 1, false, plenty, levels, inTx, 0},
-		{tx10k, "Transactions with one INSERT, 10,000 keys", "retries", kindThroughput, 10_000, false, plenty, one, inTx, 0},
-		{overGrant, "Over-grant: burst 10, 10 a second", "trips", kindOverGrant, 1, false, ten, one, exact, 0},
-		{churnOneKey, "Churn, one key", "writes", kindChurn, 1, false, plenty, one, churning, 0},
-		{churn10k, "Churn, 10,000 keys", "writes", kindChurn, 10_000, false, plenty, one, churning, 0},
-		{grantedOneKeyFar, "Granted, one key", "trips", kindThroughput, 1, false, plenty, two, far, time.Millisecond},
-		{txOneKeyFar, "Transactions with one INSERT, one key", "retries", kindThroughput, 1, false, plenty, two, farTx, time.Millisecond},
+		{name: grantedOneKey, title: "Granted, one key", keys: 1, limit: plenty, levels: all, impls: own},
+		{name: granted10k, title: "Granted, 10,000 keys", keys: 10_000, limit: plenty, levels: all, impls: own10k},
+		{name: refusedOneKey, title: "Refused, one key", keys: 1, empty: true, limit: nothing, levels: all, impls: refused},
+		{name: refused10k, title: "Refused, 10,000 keys", keys: 10_000, empty: true, limit: nothing, levels: one, impls: refused},
+		{name: txOneKey, title: "Transactions with one INSERT, one key", keys: 1, limit: plenty, levels: all, impls: inTx, transactions: true},
+		{name: tx10k, title: "Transactions with one INSERT, 10,000 keys", keys: 10_000, limit: plenty, levels: one, impls: inTx, transactions: true},
+		{name: permitsOneKey, title: "Permits, 100 of one key", keys: 1, permits: 100, levels: one, impls: permits},
+		{name: permits10k, title: "Permits, 10 of each of 10,000 keys", keys: 10_000, permits: 10, levels: one, impls: permits},
+		{name: overGrant, title: "Over-grant: burst 10, 10 a second", keys: 1, limit: ten, levels: one, impls: exact, bounded: true},
+		{
+			name: grantedOneKeyFar, title: "Granted, one key, 1 ms of network", keys: 1, limit: plenty, levels: two, late: time.Millisecond,
+			impls: []string{oursEscrow, oursCombined, plainUpdate, goRedisLua, rueidisLua},
+		},
+		{
+			name: txOneKeyFar, title: "Transactions with one INSERT, one key, 1 ms of network", keys: 1, limit: plenty, levels: two,
+			late: time.Millisecond, transactions: true, impls: []string{noLimit, oursTxEscrow, oursTx, oursTx32, forUpdateTx},
+		},
+		{
+			name: processesDecisions, title: "Decisions on their own, one key, in processes", keys: 1, limit: plenty, levels: apart, apart: true,
+			impls: []string{plainUpdate, oursCombined, oursEscrow, goRedisLua},
+		},
+		{
+			name: processesTx, title: "Transactions with one INSERT, one key, in processes", keys: 1, limit: plenty, levels: apart, apart: true,
+			transactions: true, impls: []string{noLimit, oursTxEscrow, oursTxLong, oursTx, oursTx32},
+		},
 	}
 }
 
 // job is one implementation in one case with one number of goroutines.
 type job struct {
 	testCase
-	goroutines int
-	impl       string
+	crowd
+	impl string
 }
 
-func (j job) String() string { return fmt.Sprintf("%s/%d/%s", j.name, j.goroutines, j.impl) }
+func (j job) String() string {
+	callers := fmt.Sprint(j.goroutines)
+	if j.apart {
+		callers = j.crowd.String()
+	}
+	return fmt.Sprintf("%s/%s/%s", j.name, callers, j.impl)
+}
 
-// selectJobs returns all jobs that only finds, in the order of the cases.
-func selectJobs(cases []testCase, only *regexp.Regexp) []job {
-	var jobs []job
-	for _, c := range cases {
-		for _, goroutines := range c.levels {
+// jobs returns all jobs that are wanted, in the order of the cases.
+func (o options) jobs() (jobs []job) {
+	for _, c := range allCases(o.levels) {
+		for _, crowd := range c.levels {
 			for _, impl := range c.impls {
-				j := job{c, goroutines, impl}
-				if only == nil || only.MatchString(j.String()) {
+				if j := (job{c, crowd, impl}); o.only.MatchString(j.String()) {
 					jobs = append(jobs, j)
 				}
 			}
@@ -241,19 +240,13 @@ func selectJobs(cases []testCase, only *regexp.Regexp) []job {
 	return jobs
 }
 
-// workload returns the workload of an implementation. Each has a limit name of its own, so that
+// workload returns the workload of a job's implementation. Each has a limit name of its own, so that
 // none finds another's rows.
-func (c testCase) workload(impl string) workload {
-	w := workload{limit: c.limit, keys: userKeys(c.keys), empty: c.empty, hasty: c.kind == kindChurn}
-	w.limit.Name = c.name + "/" + impl
-	return w
-}
-
-// userKeys returns so many keys.
-func userKeys(n int) []string {
-	keys := make([]string, n)
-	for i := range keys {
-		keys[i] = fmt.Sprintf("user-%05d", i)
+func (j job) workload() workload {
+	w := workload{limit: j.limit, permits: j.permits, keys: make([]string, j.keys), empty: j.empty}
+	w.limit.Name = j.name + "/" + j.impl
+	for i := range w.keys {
+		w.keys[i] = fmt.Sprintf("user-%05d", i)
 	}
-	return keys
+	return w
 }

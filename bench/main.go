@@ -4,7 +4,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -14,6 +13,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"syscall"
 	"time"
 
@@ -43,34 +43,27 @@ What is measured:
   refused-one-key, refused-10k-keys   decisions that are refused
   tx-one-key, tx-10k-keys             transactions with one INSERT and a limit;
                                       retries are those a transaction
+  permits-one-key, permits-10k-keys   how many at once: a permit is taken, and
+                                      released
   over-grant                          64 goroutines ask a limit of burst 10 and
                                       10 a second for 3 s: at most 40 are right
-  churn-one-key, churn-10k-keys       a million decisions: does the table stay
-                                      small, and are its updates HOT? It is
-                                      vacuumed each minute; early is after two
-  granted-one-key-1ms, tx-one-key-1ms as above, with 1 ms of network before the
-                                      servers: see --network
+  granted-one-key-1ms, tx-one-key-1ms as above, and every answer of a server
+                                      comes 1 ms late, as over a network
+  processes-decisions, processes-tx   the same 64 goroutines in 1, 2, 4 and 8
+                                      processes, and 80 in 40, with new ones and
+                                      a new key in each round; least and most
+                                      are those of a process
 
 "ours, combined" is Store.Allow over 4 connections, and "escrow" takes ahead for
-100 ms; all else in PostgreSQL has 16. "single-row UPDATE" counts and limits
-nothing: it is PostgreSQL's own bound for one statement a decision. "UPDATE of
-many rows, combined" is its bound for calls that gather as ours do: over two
-connections, and in our table, a statement that only writes their rows. With
-"synchronous_commit off" a decision does not wait for the disk, as with the Redis
-here; if the server fails, the last half second of decisions may be granted again.
-"nothing" is a call that does nothing: what the program itself takes. While calls
-take less than a microsecond it times one of sixteen, of every implementation.
-The tables that are not ours have the fillfactor of ours. go-redis and rueidis
-have their defaults.
-
-With --network 1ms a proxy in this program passes all that goes to PostgreSQL and
-to Redis, and all that comes back, on half a millisecond later, so that a round
-trip takes 1 ms more, and no less goes through. What a ping takes with it and
-without is measured and printed. The proxy needs the processor, too.
-
-"bench windows" is another comparison, of kinds of limits: see "bench windows -h". "bench
-escrow" is one of lengths of pgstore.Config.Escrow, "bench processes" of numbers of
-processes, and "bench permits" of limits of how many at once.
+100 ms, if it names no other time; all else in PostgreSQL has 16. "single-row
+UPDATE" counts and limits nothing: it is PostgreSQL's own bound for one statement
+a decision. With "synchronous_commit off" a decision does not wait for the disk,
+as with the Redis here; if the server fails, the last half second of decisions
+may be granted again. While calls take less than a microsecond one of sixteen is
+timed, of every implementation. The tables that are not ours have the fillfactor
+of ours. go-redis and rueidis have their defaults. Permits in Redis are the usual
+semaphore, a sorted set of holders; with "fsync" Redis waits for the disk as
+PostgreSQL does.
 
 Flags:
 `
@@ -84,9 +77,7 @@ func main() {
 		err = run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	}
 	stop()
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-	case err != nil:
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -94,43 +85,23 @@ func main() {
 
 // options are the jobs to run, and for how long.
 type options struct {
-	only     *regexp.Regexp
-	list     bool
-	plotFile string
-	docs     string // the directory
+	only *regexp.Regexp
+	list bool
+	docs string // the directory
 
 	levels    []int         // how many goroutines
 	rounds    int           // of each measurement
 	round     time.Duration // of each round
 	warmUp    time.Duration // before each round
 	overGrant time.Duration
-	churn     churnSize
-
-	network time.Duration // before the servers, in cases that have none of their own
-
-	redisServer string // the program
-}
-
-func defaults() options {
-	return options{
-		levels: []int{1, 16, 64, 256},
-		rounds: 5, round: time.Second, warmUp: 200 * time.Millisecond,
-		overGrant:   3 * time.Second,
-		churn:       churnSize{decisions: 1_000_000, vacuum: time.Minute, atLeast: 3 * time.Minute},
-		redisServer: "redis-server",
-	}
-}
-
-// quicken makes all of it run in some three minutes.
-func (o *options) quicken() {
-	o.levels = []int{1, 64, 256}
-	o.rounds, o.round, o.warmUp = 3, 150*time.Millisecond, escrow // until prefetching has found its measure
-	o.overGrant = time.Second
-	o.churn = churnSize{decisions: 20_000, vacuum: time.Second, atLeast: 4 * time.Second}
 }
 
 func parse(args []string, stderr io.Writer) (options, error) {
-	o := defaults()
+	o := options{
+		levels: []int{1, 16, 64, 256},
+		rounds: 5, round: time.Second, warmUp: 2 * escrow,
+		overGrant: 3 * time.Second,
+	}
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.Usage = func() {
@@ -140,9 +111,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	quick := flags.Bool("quick", false, "some three minutes for all: short rounds, 1, 64 and 256 goroutines")
 	only := flags.String("only", "", "measure only what this `regexp` finds in its line of --list")
 	flags.BoolVar(&o.list, "list", false, "list what can be measured, as case/goroutines/implementation, and exit")
-	flags.StringVar(&o.plotFile, "plot", "", "draw the results into this `file`, as SVG")
 	flags.StringVar(&o.docs, "docs", "", "write the results into docs/benchmark.md and its picture, in this `directory`")
-	flags.DurationVar(&o.network, "network", 0, "how much `longer` a round trip to a server is to be, half of it each way")
 	rounds := flags.Int("rounds", 0, "how often each measurement is made (default 5, or 3 with --quick)")
 	round := flags.Duration("round", 0, "how long one takes (default 1s, or 150ms with --quick)")
 	if err := flags.Parse(args); err != nil {
@@ -151,11 +120,10 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	if flags.NArg() > 0 {
 		return o, fmt.Errorf("arguments that mean nothing: %q", flags.Args())
 	}
-	if o.network < 0 {
-		return o, fmt.Errorf("--network %v: no round trip is shorter than without", o.network)
-	}
 	if *quick {
-		o.quicken()
+		o.levels = []int{1, 64, 256}
+		o.rounds, o.round, o.warmUp = 3, 150*time.Millisecond, escrow // until prefetching has found its measure
+		o.overGrant = time.Second
 	}
 	if *rounds > 0 {
 		o.rounds = *rounds
@@ -171,40 +139,11 @@ func parse(args []string, stderr io.Writer) (options, error) {
 }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	if len(args) > 0 {
-		switch args[0] {
-		case "windows":
-			return runWindows(ctx, args[1:], stdout, stderr)
-		case "escrow":
-			return runTrade(ctx, args[1:], stdout, stderr)
-		case "processes":
-			return runProcesses(ctx, args[1:], stdout, stderr)
-		case "permits":
-			return runPermits(ctx, args[1:], stdout, stderr)
-		}
-	}
 	o, err := parse(args, stderr)
 	if err != nil {
 		return err
 	}
-	return runWith(ctx, o, stdout, stderr)
-}
-
-// cases returns all that there are, with network before the servers.
-func (o options) cases() []testCase {
-	cases := allCases(o.levels)
-	for i := range cases {
-		c := &cases[i]
-		c.network = cmp.Or(c.network, o.network)
-		if c.network > 0 {
-			c.title += fmt.Sprintf(", %v of network", c.network)
-		}
-	}
-	return cases
-}
-
-func runWith(ctx context.Context, o options, stdout, stderr io.Writer) error {
-	jobs := selectJobs(o.cases(), o.only)
+	jobs := o.jobs()
 	if len(jobs) == 0 {
 		return fmt.Errorf("nothing to measure matches --only %q; see --list", o.only)
 	}
@@ -223,7 +162,7 @@ func runWith(ctx context.Context, o options, stdout, stderr io.Writer) error {
 
 // measureJobs measures jobs, and returns the facts that the figures depend on as well.
 func measureJobs(ctx context.Context, o options, jobs []job, stderr io.Writer) (results []result, facts []string, err error) {
-	e, err := startServers(ctx, durable, o.redisServer, stderr)
+	e, err := startServers(ctx, stderr)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -244,15 +183,29 @@ func (o options) present(results []result, facts []string, stdout io.Writer) err
 		return err
 	}
 	if o.docs != "" {
-		if err := writeDocs(o.docs, report.String(), checks); err != nil {
-			return err
-		}
-		o.plotFile = cmp.Or(o.plotFile, filepath.Join(o.docs, "docs", "benchmark.svg"))
-	}
-	if o.plotFile != "" {
-		if err := drawPlot(o.plotFile, results); err != nil {
+		dir := filepath.Join(o.docs, "docs")
+		if err := errors.Join(writePage(dir, report.String(), checks), drawPlot(dir, results)); err != nil {
 			return err
 		}
 	}
 	return wrong(results)
+}
+
+// writePage writes the claims of a run, and its whole output, between the marked lines of benchmark.md.
+func writePage(dir, report string, checks *lab.Findings) error {
+	file := filepath.Join(dir, "benchmark.md")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("reading what to write into: %w", err)
+	}
+	var claims strings.Builder
+	checks.Markdown(&claims)
+	page, err := lab.Between(string(text), "<!-- bench: claims -->\n", claims.String())
+	if err == nil {
+		page, err = lab.Between(page, "<!-- bench: run -->\n", "```\n"+strings.Trim(report, "\n")+"\n```\n")
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	return os.WriteFile(file, []byte(page), 0o644)
 }

@@ -3,15 +3,18 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"runtime"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/pgratelimit/ratelimit/internal/lab"
 )
 
 // result is the measurement of a job.
@@ -19,35 +22,57 @@ type result struct {
 	job
 	opsPerSec   float64
 	p50, p99    time.Duration
-	perDecision float64 // round trips, retries or writes: see testCase.per
+	perDecision float64 // retries of transactions, or round trips
 	statements  float64 // a second, that PostgreSQL was sent
 	granted     int64
 	bound       *int64 // of granted; nil where it is of no interest
 	decisions   int64
 	errors      int64
-	firstErr    error
+	firstErr    string
 	rounds      []float64 // decisions a second, by round
-	churn       *churnResult
-	behind      *network // nil if there was none
+	least, most float64   // of the processes, a second
 }
 
 // sample is the figures of one round, after its warm-up.
 type sample struct {
-	decided  int64 // within the round
-	tally          // after it, too
-	errors   int64 // in the warm-up, too
-	firstErr error
-	latency  *hdrhistogram.Histogram // nanoseconds
-	elapsed  time.Duration           // until the last answer
-	counts   snapshot
+	Decided            int64 // within the round
+	Decisions, Granted int64 // after it, too
+	Errors             int64 // in the warm-up, too
+	FirstErr           string
+	Latency            latencies
+	Elapsed            time.Duration // until the last answer
+	Counts             snapshot
+
+	parts []int64 // what each process, or goroutine, has decided within the round
 }
 
+// latencies are in nanoseconds, 1 % exact.
+type latencies struct{ *hdrhistogram.Histogram }
+
+func (l latencies) MarshalJSON() ([]byte, error) { return json.Marshal(l.Export()) }
+
+func (l *latencies) UnmarshalJSON(text []byte) error {
+	var s hdrhistogram.Snapshot
+	err := json.Unmarshal(text, &s)
+	l.Histogram = hdrhistogram.Import(&s)
+	return err
+}
+
+func newSample() *sample {
+	return &sample{Latency: latencies{hdrhistogram.New(1, longest, 2)}}
+}
+
+// add adds what was measured at the same time.
 func (s *sample) add(other *sample) {
-	s.decided += other.decided
-	s.tally.add(other.tally)
-	s.errors += other.errors
-	s.firstErr = cmp.Or(s.firstErr, other.firstErr)
-	s.latency.Merge(other.latency)
+	s.parts = append(s.parts, other.Decided)
+	s.Decided += other.Decided
+	s.Decisions += other.Decisions
+	s.Granted += other.Granted
+	s.Errors += other.Errors
+	s.FirstErr = cmp.Or(s.FirstErr, other.FirstErr)
+	s.Latency.Merge(other.Latency.Histogram)
+	s.Elapsed = max(s.Elapsed, other.Elapsed)
+	s.Counts.add(other.Counts)
 }
 
 const (
@@ -55,46 +80,38 @@ const (
 	mostErrors = 100                // after which a goroutine gives up
 )
 
-func newSample() *sample {
-	return &sample{latency: hdrhistogram.New(1, longest, 2)} // 1 % exact
-}
-
 // round is one stretch of time in which goroutines ask a contender.
 type round struct {
-	contender  contender
-	keys       []string
-	goroutines int
-	warmUp     time.Duration
-	duration   time.Duration
-	enough     int64 // decisions of each goroutine without which it goes on
-	seed       uint64
+	contender        contender
+	keys             []string
+	Goroutines       int
+	WarmUp, Duration time.Duration
+	Seed             uint64
 }
 
 func (r *round) run(ctx context.Context, c *counts) *sample {
 	runtime.GC() // garbage of the others is not collected at this one's expense
-	samples := make([]*sample, r.goroutines)
+	samples := make([]*sample, r.Goroutines)
 	for i := range samples {
 		samples[i] = newSample()
 	}
 	before := make(chan snapshot, 1)
 	start := time.Now()
-	if r.warmUp == 0 {
+	if r.WarmUp == 0 {
 		before <- c.now()
 	} else {
-		time.AfterFunc(r.warmUp, func() { before <- c.now() })
+		time.AfterFunc(r.WarmUp, func() { before <- c.now() })
 	}
-	var wg sync.WaitGroup
-	for i, s := range samples {
-		wg.Go(func() { r.ask(ctx, start, uint64(i), s) })
-	}
-	wg.Wait()
+	_ = lab.Each(r.Goroutines, func(i int) error {
+		r.ask(ctx, start, uint64(i), samples[i])
+		return nil
+	})
 	total := newSample()
-	total.elapsed = time.Since(start) - r.warmUp
-	after := c.now()
-	total.counts = after.minus(<-before)
 	for _, s := range samples {
 		total.add(s)
 	}
+	total.Elapsed = time.Since(start) - r.WarmUp
+	total.Counts = c.now().minus(<-before)
 	return total
 }
 
@@ -110,11 +127,11 @@ const (
 func (r *round) ask(ctx context.Context, start time.Time, i uint64, s *sample) {
 	ctx, cancel := context.WithCancel(ctx) // as each request has a context of its own
 	defer cancel()
-	random := rand.New(rand.NewPCG(r.seed, i))
-	end, stride := r.warmUp+r.duration, 1
-	for now := time.Since(start); now < end || s.decisions < r.enough; {
+	random := rand.New(rand.NewPCG(r.Seed, i))
+	end, stride := r.WarmUp+r.Duration, 1
+	for now := time.Since(start); now < end; {
 		begun := now
-		var t tally
+		var decisions, grants int64
 		for n := range stride {
 			if n > 0 && n == stride-1 {
 				begun = time.Since(start)
@@ -124,23 +141,26 @@ func (r *round) ask(ctx context.Context, start time.Time, i uint64, s *sample) {
 				key = r.keys[random.IntN(len(r.keys))]
 			}
 			granted, err := r.contender.decide(ctx, key)
-			switch {
-			case err == nil:
-				t.count(granted)
-			case ctx.Err() != nil:
-				return
-			default:
-				if s.fail(err); s.errors == mostErrors {
+			if err != nil {
+				s.Errors++
+				s.FirstErr = cmp.Or(s.FirstErr, err.Error())
+				if ctx.Err() != nil || s.Errors == mostErrors {
 					return
 				}
+				continue
+			}
+			decisions++
+			if granted {
+				grants++
 			}
 		}
 		now = time.Since(start)
-		if now > r.warmUp && t.decisions > 0 {
-			s.tally.add(t)
-			_ = s.latency.RecordValues(min(int64(now-begun), longest), t.decisions) // an error is out of range only
-			if now <= end || r.enough > 0 {
-				s.decided += t.decisions
+		if now > r.WarmUp && decisions > 0 {
+			s.Decisions += decisions
+			s.Granted += grants
+			_ = s.Latency.RecordValues(min(int64(now-begun), longest), decisions) // an error is out of range only
+			if now <= end {
+				s.Decided += decisions
 			}
 		}
 		if stride = 1; now-begun < soon {
@@ -149,29 +169,9 @@ func (r *round) ask(ctx context.Context, start time.Time, i uint64, s *sample) {
 	}
 }
 
-// tally is the outcomes of some decisions.
-type tally struct{ decisions, granted int64 }
-
-func (t *tally) count(granted bool) {
-	t.decisions++
-	if granted {
-		t.granted++
-	}
-}
-
-func (t *tally) add(other tally) {
-	t.decisions += other.decisions
-	t.granted += other.granted
-}
-
-func (s *sample) fail(err error) {
-	s.errors++
-	s.firstErr = cmp.Or(s.firstErr, err)
-}
-
 // measureAll measures the jobs, case by case.
 func measureAll(ctx context.Context, e *env, o options, jobs []job, stderr io.Writer) ([]result, error) {
-	if e.redis == nil {
+	if e.durable == nil {
 		jobs = slices.DeleteFunc(slices.Clone(jobs), func(j job) bool { return needsRedis[j.impl] })
 	}
 	var results []result
@@ -193,56 +193,48 @@ func measureAll(ctx context.Context, e *env, o options, jobs []job, stderr io.Wr
 }
 
 // measureCase measures jobs of one case.
-func measureCase(ctx context.Context, e *env, o options, jobs []job) ([]result, error) {
-	if wanted := jobs[0].network; wanted > 0 {
-		far, err := e.behind(ctx, wanted)
-		if err != nil {
-			return nil, fmt.Errorf("putting network before the servers: %w", err)
+func measureCase(ctx context.Context, e *env, o options, jobs []job) (results []result, err error) {
+	if late := jobs[0].late; late > 0 {
+		if e, err = e.behind(late); err != nil {
+			return nil, err
 		}
-		defer far.network.close()
-		e = far
-	}
-	results, err := measureOn(ctx, e, o, jobs)
-	for i := range results {
-		results[i].behind = e.network
-	}
-	return results, err
-}
-
-// measureOn measures jobs of one case on these servers.
-func measureOn(ctx context.Context, e *env, o options, jobs []job) ([]result, error) {
-	if jobs[0].kind == kindChurn {
-		return measureChurn(ctx, e, o, jobs)
+		defer e.postgres.closePools()
 	}
 	contenders, err := open(ctx, e, jobs)
-	defer closeAll(contenders)
+	for _, c := range contenders {
+		defer closeAll(c)
+	}
 	if err != nil {
 		return nil, err
 	}
 	if err := e.postgres.analyze(ctx); err != nil {
 		return nil, err
 	}
-	if jobs[0].kind == kindOverGrant {
+	if jobs[0].bounded {
 		o.rounds, o.round, o.warmUp = 1, o.overGrant, 0
 	}
 	samples := make([][]*sample, len(jobs))
 	for n := range o.rounds {
 		for _, i := range order(n, len(jobs)) {
 			j := jobs[i]
-			r := &round{
-				contender: contenders[j.impl], keys: j.workload(j.impl).keys, goroutines: j.goroutines,
-				warmUp: o.warmUp, duration: o.round, seed: uint64(n),
+			r := round{
+				contender: contenders[j.impl], keys: j.workload().keys, Goroutines: j.goroutines,
+				WarmUp: o.warmUp, Duration: o.round, Seed: uint64(n),
 			}
-			s := r.run(ctx, e.counts(j.impl))
-			if ctx.Err() != nil {
-				return nil, fmt.Errorf("interrupted: %w", ctx.Err())
+			var s *sample
+			if j.apart {
+				s, err = j.runApart(ctx, e, n, r)
+			} else {
+				s = r.run(ctx, e.counts(j.impl))
+			}
+			if err := errors.Join(err, ctx.Err()); err != nil {
+				return nil, fmt.Errorf("%s: %w", j, err)
 			}
 			samples[i] = append(samples[i], s)
 		}
 	}
-	results := make([]result, len(jobs))
 	for i, j := range jobs {
-		results[i] = summarize(j, samples[i], o.round)
+		results = append(results, summarize(j, samples[i], o.round))
 	}
 	return results, nil
 }
@@ -260,14 +252,14 @@ func order(round, n int) []int {
 	return indexes
 }
 
-// open opens each implementation once, for all numbers of goroutines.
+// open opens each implementation once, for all numbers of goroutines; processes open theirs.
 func open(ctx context.Context, e *env, jobs []job) (map[string]contender, error) {
 	contenders := make(map[string]contender)
 	for _, j := range jobs {
-		if _, ok := contenders[j.impl]; ok {
+		if _, ok := contenders[j.impl]; ok || j.apart {
 			continue
 		}
-		c, err := implementations[j.impl](ctx, e, j.workload(j.impl))
+		c, err := implementations[j.impl](ctx, e, j.workload())
 		if err != nil {
 			return contenders, fmt.Errorf("%s: %w", j.impl, err)
 		}
@@ -276,11 +268,9 @@ func open(ctx context.Context, e *env, jobs []job) (map[string]contender, error)
 	return contenders, nil
 }
 
-func closeAll(contenders map[string]contender) {
-	for _, c := range contenders {
-		if c.close != nil {
-			c.close()
-		}
+func closeAll(c contender) {
+	if c.close != nil {
+		c.close()
 	}
 }
 
@@ -288,29 +278,32 @@ func closeAll(contenders map[string]contender) {
 func summarize(j job, samples []*sample, duration time.Duration) result {
 	r := result{job: j}
 	var p50s, p99s []time.Duration
+	var least, most []float64
 	var counted snapshot
 	var elapsed time.Duration
+	aSecond := func(n int64) float64 { return float64(n) / duration.Seconds() }
 	for _, s := range samples {
-		r.rounds = append(r.rounds, float64(s.decided)/duration.Seconds())
-		p50s = append(p50s, time.Duration(s.latency.ValueAtQuantile(50)))
-		p99s = append(p99s, time.Duration(s.latency.ValueAtQuantile(99)))
-		r.granted += s.granted
-		r.decisions += s.decisions
-		r.errors += s.errors
-		r.firstErr = cmp.Or(r.firstErr, s.firstErr)
-		counted.add(s.counts)
-		elapsed += s.elapsed
+		r.rounds = append(r.rounds, aSecond(s.Decided))
+		p50s = append(p50s, time.Duration(s.Latency.ValueAtQuantile(50)))
+		p99s = append(p99s, time.Duration(s.Latency.ValueAtQuantile(99)))
+		least, most = append(least, aSecond(slices.Min(s.parts))), append(most, aSecond(slices.Max(s.parts)))
+		r.granted += s.Granted
+		r.decisions += s.Decisions
+		r.errors += s.Errors
+		r.firstErr = cmp.Or(r.firstErr, s.FirstErr)
+		counted.add(s.Counts)
+		elapsed += s.Elapsed
 	}
-	r.opsPerSec, r.p50, r.p99 = median(r.rounds), median(p50s), median(p99s)
-	r.statements = float64(counted.statements) / max(elapsed.Seconds(), 1e-9)
-	if j.per == "retries" {
-		r.perDecision = float64(counted.retries) / float64(max(r.decisions, 1))
-	} else {
-		r.perDecision = float64(counted.trips) / float64(max(r.decisions, 1))
+	r.opsPerSec, r.p50, r.p99, r.least, r.most = median(r.rounds), median(p50s), median(p99s), median(least), median(most)
+	r.statements = float64(counted.Statements) / max(elapsed.Seconds(), 1e-9)
+	per := counted.Trips
+	if j.transactions {
+		per = counted.Retries
 	}
-	if j.kind == kindOverGrant {
+	r.perDecision = float64(per) / float64(max(r.decisions, 1))
+	if j.bounded {
 		d := j.limit.Definition()
-		bound := int64(d.Capacity + d.Rate*float64(samples[0].elapsed)/float64(d.Period))
+		bound := int64(d.Capacity + d.Rate*float64(samples[0].Elapsed)/float64(d.Period))
 		r.bound = &bound
 	}
 	return r

@@ -10,11 +10,11 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/lab"
 )
 
-// naive is a limit written by hand: read the tokens, decide in the program, write them back.
+// naive is a limit written by hand, in a transaction with one INSERT: read the tokens, decide in the
+// program, write them back.
 type naive struct {
 	lock         bool // FOR UPDATE
 	serializable bool // and run again at once when PostgreSQL asks for it
-	work         bool // one INSERT in the same transaction
 }
 
 func openNaive(n naive) opener {
@@ -31,7 +31,7 @@ ON CONFLICT DO NOTHING`
 		decide := func(ctx context.Context, key string) (granted bool, err error) {
 			err = inTx(ctx, e.postgres.many, level, func(tx pgx.Tx) error {
 				granted, err = n.take(ctx, tx, w, key)
-				if err != nil || !granted || !n.work {
+				if err != nil || !granted {
 					return err
 				}
 				_, err = tx.Exec(ctx, workSQL, key)

@@ -2,8 +2,8 @@ package main
 
 import (
 	"fmt"
-	"math"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,7 +25,6 @@ var drawn = []struct {
 	{goRedisLua, chart.Orange, false},
 	{rueidisLua, chart.Orange, true},
 	{plainUpdate, chart.Grey, false},
-	{forUpdate, chart.Violet, true},
 	{oursTx, chart.Blue, false},
 	{oursBatch, chart.Blue, true},
 	{oursOnCommit, chart.Teal, true},
@@ -35,8 +34,8 @@ var drawn = []struct {
 	{forUpdateTx, chart.Violet, true},
 }
 
-// drawPlot draws the results that have a panel, by goroutines, on axes of ratios.
-func drawPlot(file string, results []result) error {
+// drawPlot draws the results that have a panel into benchmark.svg, by goroutines, on axes of ratios.
+func drawPlot(dir string, results []result) error {
 	c := chart.Chart{
 		Title: "Decisions or transactions a second, by goroutines (axes of ratios)",
 		X:     chart.Axis{Label: "goroutines", Log: true, Text: func(tick float64) string { return strconv.Itoa(int(tick)) }},
@@ -61,36 +60,10 @@ func drawPlot(file string, results []result) error {
 		}
 	}
 	if c.Panels == nil {
-		return fmt.Errorf("nothing to draw: --plot shows %s", strings.Join(panels, ", "))
+		return fmt.Errorf("nothing to draw: the picture shows %s", strings.Join(panels, ", "))
 	}
 	slices.Sort(c.X.Ticks)
 	c.X.Ticks = slices.Compact(c.X.Ticks)
 	c.X.From, c.X.To = c.X.Ticks[0]/1.2, c.X.Ticks[len(c.X.Ticks)-1]*1.2
-	return writePicture(file, c.SVG())
-}
-
-// panelOf returns a panel with a bar for each of some things; ours are blue.
-func panelOf[T any](label string, limit float64, all []T, bar func(T) (name string, value float64, ours bool)) chart.FiguresPanel {
-	var bars []chart.Bar
-	for _, one := range all {
-		name, value, ours := bar(one)
-		b := chart.Bar{Name: name, Style: chart.Grey, Value: math.Round(value)}
-		if ours {
-			b.Style = chart.Blue
-		}
-		bars = append(bars, b)
-	}
-	return chart.FiguresPanel{Label: label, Limit: limit, Groups: []chart.Group{{Bars: bars}}}
-}
-
-// drawFigures draws bars, a panel for each quantity.
-func drawFigures(file, title string, panels ...chart.FiguresPanel) error {
-	return writePicture(file, (&chart.Figures{Title: title, Panels: panels}).SVG())
-}
-
-func writePicture(file, picture string) error {
-	if err := os.WriteFile(file, []byte(picture), 0o644); err != nil {
-		return fmt.Errorf("writing the picture: %w", err)
-	}
-	return nil
+	return os.WriteFile(filepath.Join(dir, "benchmark.svg"), []byte(c.SVG()), 0o644)
 }

@@ -54,13 +54,11 @@ type postgresServer struct {
 	hasty  *pgxpool.Pool // commits do not wait for the disk
 }
 
-// durable is a server whose commits wait for the disk.
-var durable = throwaway.Options{Fsync: true}
-
-func startPostgres(ctx context.Context, options throwaway.Options) (_ *postgresServer, err error) {
+// startPostgres starts a server whose commits wait for the disk.
+func startPostgres(ctx context.Context) (_ *postgresServer, err error) {
 	starting, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	server, err := throwaway.StartWith(starting, options)
+	server, err := throwaway.StartWith(starting, throwaway.Options{Fsync: true, Settings: map[string]string{"max_connections": "400"}})
 	if err != nil {
 		return nil, err
 	}
@@ -174,7 +172,7 @@ SELECT $1::text, k, 0, $3::float8, clock_timestamp() FROM unnest($2::text[]) AS 
 ON CONFLICT DO NOTHING`, w, w.tokens())
 }
 
-// ours is a way of using Store.Allow.
+// ours is a way of using a store.
 type ours struct {
 	portable bool
 	escrow   time.Duration
@@ -183,20 +181,22 @@ type ours struct {
 
 func openOurs(o ours) opener {
 	return func(ctx context.Context, e *env, w workload) (contender, error) {
-		store, err := o.newStore(ctx, e.postgres, w)
+		if err := e.postgres.fillOurs(ctx, w); err != nil {
+			return contender{}, err
+		}
+		store, err := o.newStore(e.postgres)
 		if err != nil {
 			return contender{}, err
 		}
-		c := contender{decide: allow(store, w.limit), close: store.Close}
+		c := contender{close: store.Close, decide: func(ctx context.Context, key string) (bool, error) {
+			result, err := store.Allow(ctx, w.limit.For(key))
+			return result.OK, err
+		}}
 		return c, c.empty(ctx, w)
 	}
 }
 
-// newStore makes a store, and the rows that it is to be asked for.
-func (o ours) newStore(ctx context.Context, p *postgresServer, w workload) (*pgstore.Store, error) {
-	if err := p.fillOurs(ctx, w); err != nil {
-		return nil, err
-	}
+func (o ours) newStore(p *postgresServer) (*pgstore.Store, error) {
 	pool := p.few
 	switch {
 	case o.hasty:
@@ -207,39 +207,22 @@ func (o ours) newStore(ctx context.Context, p *postgresServer, w workload) (*pgs
 	return pgstore.New(pool, &pgstore.Config{Portable: o.portable, Escrow: o.escrow})
 }
 
-// upsertSQL is the statement of a token bucket in a caller's transaction, as the store sends it,
-// but that it takes 1 of shard 0, leaves 0 or more, and has no tolerance.
-const upsertSQL = `INSERT INTO rate_limits AS r (name, key, shard, value, ts)
-VALUES ($1::text, $2::text, 0, $3::float8 - 1, clock_timestamp())
-ON CONFLICT (name, key, shard) DO UPDATE
-SET value = least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $4::float8 / $5::float8, $3::float8) - 1,
-	ts = greatest(r.ts, excluded.ts)
-WHERE least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $4::float8 / $5::float8, $3::float8) >= 1
-	AND (r.paused IS NULL OR r.paused <= excluded.ts)
-RETURNING value, ts, paused`
-
-// openOneUpsert sends upsertSQL for each decision, outside of a transaction. In a case that is
-// not about speed, its commits do not wait for the disk.
-func openOneUpsert(ctx context.Context, e *env, w workload) (contender, error) {
-	if err := e.postgres.fillOurs(ctx, w); err != nil {
-		return contender{}, err
-	}
-	pool, d := e.postgres.many, w.limit.Definition()
-	if w.hasty {
-		pool = e.postgres.hasty
-	}
-	decide := func(ctx context.Context, key string) (bool, error) {
-		tag, err := pool.Exec(ctx, upsertSQL, d.Name, key, d.Capacity, d.Rate, float64(d.Period.Microseconds()))
-		return tag.RowsAffected() == 1, err
-	}
-	return contender{decide: decide}, nil
-}
-
-// allow is Store.Allow of one limit.
-func allow(store *pgstore.Store, limit ratelimit.TokenBucket) func(context.Context, string) (bool, error) {
-	return func(ctx context.Context, key string) (bool, error) {
-		result, err := store.Allow(ctx, limit.For(key))
-		return result.OK, err
+// openPermits takes a permit, and releases it.
+func openPermits(o ours) opener {
+	return func(_ context.Context, e *env, w workload) (contender, error) {
+		store, err := o.newStore(e.postgres)
+		if err != nil {
+			return contender{}, err
+		}
+		limit := ratelimit.InFlight{Name: w.limit.Name, Limit: w.permits, Lease: permitLease}
+		decide := func(ctx context.Context, key string) (bool, error) {
+			permit, err := store.Permits().Acquire(ctx, limit.For(key))
+			if err != nil || !permit.OK {
+				return false, err
+			}
+			return true, store.Permits().Release(ctx, permit)
+		}
+		return contender{decide: decide, close: store.Close}, nil
 	}
 }
 
@@ -345,36 +328,6 @@ func openNoLimit(_ context.Context, e *env, _ workload) (contender, error) {
 	return contender{decide: decide}, nil
 }
 
-// openBareUpsert is the transaction with a second write that decides nothing and does not wait,
-// in the round trip of BEGIN: the lower bound of a limit's cost.
-func openBareUpsert(_ context.Context, e *env, w workload) (contender, error) {
-	rows := make(chan string, busy)
-	for i := range cap(rows) {
-		rows <- fmt.Sprint(i)
-	}
-	decide := func(ctx context.Context, key string) (bool, error) {
-		row := <-rows
-		defer func() { rows <- row }()
-		conn, err := e.postgres.many.Acquire(ctx)
-		if err != nil {
-			return false, err
-		}
-		defer conn.Release() // which closes it if its transaction is still open
-		var batch pgx.Batch
-		batch.Queue("BEGIN ISOLATION LEVEL SERIALIZABLE")
-		batch.Queue(countSQL, w.limit.Name, row)
-		if err := conn.SendBatch(ctx, &batch).Close(); err != nil {
-			return false, err
-		}
-		if _, err := conn.Exec(ctx, workSQL, key); err != nil {
-			return false, err
-		}
-		_, err = conn.Exec(ctx, "COMMIT")
-		return err == nil, err
-	}
-	return contender{decide: decide}, nil
-}
-
 // openPlainUpdate is the fastest that PostgreSQL can do with a statement for
 // each decision.
 func openPlainUpdate(ctx context.Context, e *env, w workload) (contender, error) {
@@ -388,4 +341,12 @@ func openPlainUpdate(ctx context.Context, e *env, w workload) (contender, error)
 		return err == nil, err
 	}
 	return contender{decide: decide}, nil
+}
+
+// analyze runs ANALYZE, as autovacuum would within a minute, at the same moment for all.
+func (p *postgresServer) analyze(ctx context.Context) error {
+	if _, err := p.many.Exec(ctx, "ANALYZE rate_limits, naive_limits, counters, work"); err != nil {
+		return fmt.Errorf("analyzing the tables: %w", err)
+	}
+	return nil
 }

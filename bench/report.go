@@ -28,11 +28,16 @@ func (p *printer) linef(format string, args ...any) {
 func printReport(w io.Writer, results []result, checks *lab.Findings, facts []string) error {
 	p := &printer{w: w}
 	for i, r := range results {
-		if i == 0 || r.name != results[i-1].name {
+		fresh := i == 0 || r.name != results[i-1].name
+		if fresh {
 			p.head(r)
 		}
-		if r.kind == kindThroughput && (i == 0 || r.name != results[i-1].name || r.goroutines != results[i-1].goroutines) {
-			p.linef("  %s", plural(r.goroutines, "goroutine"))
+		if !r.bounded && (fresh || r.crowd != results[i-1].crowd) {
+			if r.apart {
+				p.linef("  %s, %s in each", plural(r.processes, "process"), plural(r.goroutines, "goroutine"))
+			} else {
+				p.linef("  %s", plural(r.goroutines, "goroutine"))
+			}
 		}
 		p.row(r)
 	}
@@ -71,17 +76,18 @@ func plural(n int, what string) string {
 // head is above the rows of a case.
 func (p *printer) head(r result) {
 	p.linef("\n%s (%s)\n", r.title, r.name)
-	if n := r.behind; n != nil {
-		p.linef("  PostgreSQL answers a ping after %s, and without the network after %s\n", latency(n.far), latency(n.near))
+	columns := []string{"p50", "p99", "trips"}
+	switch {
+	case r.bounded:
+		columns = []string{"granted", "bound", "too many"}
+	case r.transactions:
+		columns[2] = "retries"
 	}
-	switch r.kind {
-	case kindThroughput:
-		p.linef("  %-50s %12s %9s %9s %9s %12s", "", "a second", "p50", "p99", r.per, "statements/s")
-	case kindOverGrant:
-		p.linef("  %-50s %12s %9s %9s %9s %12s", "", "a second", "granted", "bound", "too many", "statements/s")
-	case kindChurn:
-		p.linef("  %-50s %12s %9s %9s %9s %9s %9s %12s", "", "a second", "decisions", "writes", "HOT", "early", "at end", "statements/s")
+	line := fmt.Sprintf("  %-50s %12s %9s %9s %9s %12s", "", "a second", columns[0], columns[1], columns[2], "statements/s")
+	if r.apart {
+		line += fmt.Sprintf(" %10s %10s", "least", "most")
 	}
+	p.linef("%s", line)
 }
 
 func (p *printer) row(r result) {
@@ -89,15 +95,15 @@ func (p *printer) row(r result) {
 	if !needsRedis[r.impl] {
 		statements = thousands(r.statements)
 	}
-	switch r.kind {
-	case kindThroughput:
-		p.linef("    %-48s %12s %9s %9s %9s %12s", r.impl, thousands(r.opsPerSec), latency(r.p50), latency(r.p99), few(r.perDecision), statements)
-	case kindOverGrant:
-		p.linef("    %-48s %12s %9d %9d %9d %12s", r.impl, thousands(r.opsPerSec), r.granted, *r.bound, max(0, r.granted-*r.bound), statements)
-	case kindChurn:
-		p.linef("    %-48s %12s %9s %9s %8.2f%% %9s %9s %12s", r.impl, thousands(r.opsPerSec), thousands(float64(r.decisions)),
-			few(r.perDecision), r.churn.hotPercent, kib(r.churn.firstBytes), kib(r.churn.endBytes), statements)
+	columns := []string{latency(r.p50), latency(r.p99), few(r.perDecision)}
+	if r.bounded {
+		columns = []string{fmt.Sprint(r.granted), fmt.Sprint(*r.bound), fmt.Sprint(max(0, r.granted-*r.bound))}
 	}
+	line := fmt.Sprintf("    %-48s %12s %9s %9s %9s %12s", r.impl, thousands(r.opsPerSec), columns[0], columns[1], columns[2], statements)
+	if r.apart {
+		line += fmt.Sprintf(" %10s %10s", thousands(r.least), thousands(r.most))
+	}
+	p.linef("%s", line)
 	if r.errors > 0 {
 		p.linef("      errors: %d, the first: %v", r.errors, r.firstErr)
 	}
@@ -133,17 +139,15 @@ func few(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-func kib(bytes int64) string { return fmt.Sprintf("%d KiB", bytes/1024) }
-
 // wrong returns an error for results that no run on any machine may have.
 func wrong(results []result) error {
 	var errs []error
 	for _, r := range results {
-		if !oursAll[r.impl] {
+		if !strings.HasPrefix(r.impl, "ours") {
 			continue
 		}
 		if r.errors > 0 {
-			errs = append(errs, fmt.Errorf("%s: %d errors, the first: %w", r.job, r.errors, r.firstErr))
+			errs = append(errs, fmt.Errorf("%s: %d errors, the first: %s", r.job, r.errors, r.firstErr))
 		}
 		if r.bound != nil && r.granted > *r.bound {
 			errs = append(errs, fmt.Errorf("%s: granted %d of at most %d", r.job, r.granted, *r.bound))

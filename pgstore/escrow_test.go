@@ -146,6 +146,7 @@ func TestEscrowInTransactions(t *testing.T) {
 		do    func(pgx.Tx, ratelimit.Result) error
 		spent float64
 		err   error
+		row   bool // another limit is taken from its row, which tells the outcome
 	}{
 		"commit": {do: func(tx pgx.Tx, _ ratelimit.Result) error { return nil }, spent: 1},
 		"error":  {do: func(tx pgx.Tx, _ ratelimit.Result) error { return failed }, err: failed},
@@ -160,6 +161,15 @@ func TestEscrowInTransactions(t *testing.T) {
 		"a function that commits itself": {do: func(tx pgx.Tx, _ ratelimit.Result) error {
 			return tx.Commit(t.Context())
 		}, spent: 1, err: pgstore.ErrOutcomeUnknown},
+		"a function that rolls back itself": {do: func(tx pgx.Tx, _ ratelimit.Result) error {
+			return tx.Rollback(t.Context())
+		}, spent: 1, err: pgstore.ErrOutcomeUnknown},
+		"a function that rolls back itself, and a row": {row: true, do: func(tx pgx.Tx, _ ratelimit.Result) error {
+			return tx.Rollback(t.Context())
+		}, err: pgx.ErrTxClosed},
+		"a function that rolls back itself and fails, and a row": {row: true, do: func(tx pgx.Tx, _ ratelimit.Result) error {
+			return errors.Join(tx.Rollback(t.Context()), failed)
+		}, err: failed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store, sent, db := holding(t, pgstore.MaxEscrow)
@@ -169,6 +179,10 @@ func TestEscrowInTransactions(t *testing.T) {
 			if ctx == nil {
 				ctx = t.Context()
 			}
+			requests := []ratelimit.Request{limit.For("k")}
+			if test.row {
+				requests = append(requests, sluggish["window"].For("k"))
+			}
 			var receipt *ratelimit.Receipt
 			result, err := func() (result ratelimit.Result, err error) {
 				defer func() {
@@ -176,7 +190,7 @@ func TestEscrowInTransactions(t *testing.T) {
 						err = p.(error)
 					}
 				}()
-				return store.AllowFunc(ctx, []ratelimit.Request{limit.For("k")}, func(tx pgx.Tx, result ratelimit.Result) error {
+				return store.AllowFunc(ctx, requests, func(tx pgx.Tx, result ratelimit.Result) error {
 					receipt = result.Receipt
 					return test.do(tx, result)
 				})

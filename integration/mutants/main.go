@@ -7,8 +7,7 @@
 //	go run ./integration/mutants --check     # only that each fits the code, and compiles
 //
 // savepoint-keeps-predicate-locks is found only on the newest minor versions of PostgreSQL: 15.18
-// keeps no such locks, and 15.20 does. Faults whose mechanism is gone are listed in faults/gone.md,
-// with the reason.
+// keeps no such locks, and 15.20 does.
 package main
 
 import (
@@ -99,11 +98,7 @@ func killAll(ctx context.Context, dir string, mutants []mutant) error {
 		}
 		fmt.Printf("%-36s %s (%d s)\n    %s\n", m.name, verdict, int(time.Since(begun).Seconds()+0.5), m.fault)
 	}
-	gone, err := faults.ReadFile("faults/gone.md")
-	if err != nil {
-		return err
-	}
-	fmt.Printf("\n%d killed of %d planted\n\n%s", killed, len(mutants), gone)
+	fmt.Printf("\n%d killed of %d planted\n", killed, len(mutants))
 	if killed < len(mutants) {
 		return errors.New("not all were killed")
 	}

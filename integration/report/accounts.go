@@ -27,6 +27,7 @@ type account struct {
 	rolled map[string]int            // other results of transactions that were rolled back
 	states map[int]told              // of processes, as they were last told
 	unlike []string                  // what callers were told, and Config.Observe otherwise
+	memory int                       // decisions from memory
 	begun  time.Time
 }
 
@@ -47,7 +48,10 @@ func (a *account) note(t told) {
 	if t.Unlike != "" {
 		a.unlike = append(a.unlike, t.Unlike)
 	}
-	if t.What == "error" || t.What == "unknown" {
+	if t.Memory {
+		a.memory++
+	}
+	if t.Err != "" && (t.What == "error" || t.What == "unknown") {
 		a.faults[t.Verb+": "+t.Err]++
 	}
 	if t.What == "rolled back" {
@@ -94,16 +98,23 @@ func (a *account) connections() (n int) {
 	return n
 }
 
-// total counts the results of verbs with a prefix.
-func (a *account) total(verb, what string) (n int) {
+// count counts the results that are wanted.
+func (a *account) count(wanted func(verb, what string) bool) (n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for v, counts := range a.counts {
-		if strings.HasPrefix(v, verb) {
-			n += counts[what]
+	for verb, counts := range a.counts {
+		for what, count := range counts {
+			if wanted(verb, what) {
+				n += count
+			}
 		}
 	}
 	return n
+}
+
+// total counts the results of verbs with a prefix.
+func (a *account) total(prefix, what string) int {
+	return a.count(func(verb, w string) bool { return w == what && strings.HasPrefix(verb, prefix) })
 }
 
 // coded counts the results with an SQLSTATE.
@@ -341,7 +352,8 @@ func attackAccounts(ctx context.Context, l *site, c *chapter) error {
 		tasks = append(tasks, task{Workers: workers, Conns: 10, Isolation: level})
 	}
 	tasks[1].Portable = true
-	c.say("%d processes of %d goroutines call all verbs that take or give back. They call on their own, in transactions at every isolation level, and in the runner with functions that misbehave. There are %d limits of all three kinds, with shards and plans. The connections of each process have another default isolation level, and one process is Portable. Meanwhile others prune, pause and edit.", len(tasks), workers, len(all)+1)
+	tasks[0].Escrow, tasks[2].Escrow = time.Second, 100*time.Millisecond
+	c.say("%d processes of %d goroutines call all verbs that take or give back. They call on their own, in transactions at every isolation level, and in the runner with functions that misbehave. There are %d limits of all three kinds, with shards and plans. The connections of each process have another default isolation level, one is Portable, and two take ahead (Config.Escrow of 100 ms and 1 s). Meanwhile others prune, pause and edit.", len(tasks), workers, len(all)+1)
 	lasts := l.seconds(60, 10)
 	var d disturbed
 	harm := func(ctx context.Context, s *suffering) error {
@@ -371,6 +383,7 @@ func attackAccounts(ctx context.Context, l *site, c *chapter) error {
 	}
 	c.happened(
 		count{"rows of sliding windows that calls made or made anew", slides},
+		count{"decisions from memory", a.memory},
 		count{"rows pruned beside", d.pruned},
 		count{"edits of other keys beside", d.edits},
 		count{"pauses of what is in debt beside", d.pauses},
@@ -396,37 +409,18 @@ func (s *suffering) variety() []count {
 }
 
 // calls counts decisions on their own, transactions and runs.
-func (a *account) calls() (n int) {
-	own := a.own()
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return own + len(a.byID)
-}
+func (a *account) calls() int { return a.count(func(string, string) bool { return true }) }
 
 // ran counts the outcomes of a runner's function.
-func (a *account) ran(verb string) (n int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for what, count := range a.counts[verb] {
-		if what != "refused" {
-			n += count
-		}
-	}
-	return n
+func (a *account) ran(verb string) int {
+	return a.count(func(v, what string) bool { return v == verb && what != "refused" })
 }
 
 // own counts decisions on their own.
-func (a *account) own() (n int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for verb, counts := range a.counts {
-		if !strings.HasPrefix(verb, "transaction") && !strings.HasPrefix(verb, "runner") {
-			for _, count := range counts {
-				n += count
-			}
-		}
-	}
-	return n
+func (a *account) own() int {
+	return a.count(func(verb, _ string) bool {
+		return !strings.HasPrefix(verb, "transaction") && !strings.HasPrefix(verb, "runner")
+	})
 }
 
 // unexpected counts errors, and says which they were.

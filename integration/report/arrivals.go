@@ -5,12 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
-	"sync/atomic"
-	"syscall"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
@@ -125,51 +123,50 @@ func attackArrivals(ctx context.Context, l *site, c *chapter) error {
 	if err != nil {
 		return err
 	}
-	c.say("Three processes take from each limit in every form; one process is Portable. Meanwhile rows are kept locked, and processes stand still (SIGSTOP). For every stretch between two grants, the report divides the granted tokens by what the limit allows. It shows the largest share. In a second run, the clock of one process decides, and is set forward and back.")
+	c.say("Three processes take from each limit in every form; one process is Portable. Meanwhile rows are kept locked, and processes stand still (SIGSTOP). For every stretch between two grants, the report divides the granted tokens by what the limit allows. It shows the largest share.")
 	const reached = 0.85
 	granted := newArrived(arrivals)
 	children, err := l.launch(ctx, three(task{Job: "arrive", Schema: schema, Workers: 3, Conns: 10}), granted.read)
 	if err != nil {
 		return err
 	}
-	stalls, err := l.stall(ctx, schema, children, l.seconds(19, 4), func() bool { return granted.reach(reached) })
+	lab.AtWork(children)
+	stalls, err := inTurn(l.seconds(19, 4), 100*time.Millisecond, func() bool { return slices.Min(granted.shares()) >= reached },
+		harm{"processes that stood still for 50 to 150 ms", func() (int, error) {
+			return 1, standStill(children[rand.IntN(len(children))], millis(50, 150))
+		}},
+		harm{"rows that were kept locked for 30 to 100 ms", func() (int, error) {
+			return l.holdRow(ctx, schema, arrivals[rand.IntN(len(arrivals))].limit, millis(30, 100))
+		}})
 	if err := errors.Join(append(lab.End(children), err)...); err != nil {
 		return err
 	}
-	if err := granted.judge(c, "", reached); err != nil {
-		return err
-	}
 	c.happened(stalls...)
-	return l.stepClock(ctx, c)
+	return granted.judge(c, reached)
 }
 
-// reach reports whether the largest share that was used of each limit's bound is share at least.
-// How soon it is depends on the machine's other work.
-func (a *arrived) reach(share float64) bool {
+// shares returns the largest share that was used of each limit's bound.
+func (a *arrived) shares() (shares []float64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for i, of := range a.limits {
-		if curve.Judge(a.events[i], curve.Of(of.limit.Definition())).Share < share {
-			return false
-		}
+		shares = append(shares, curve.Judge(a.events[i], curve.Of(of.limit.Definition())).Share)
 	}
-	return true
+	return shares
 }
 
 // judge says by how much of their bounds limits were used: no more than all of it, and at
-// least so much. If that is 0 it is a matter of speed, and only told. Of those that nobody was
-// to take from there is nothing.
-func (a *arrived) judge(c *chapter, how string, reached float64) error {
-	for i, of := range a.limits {
-		d := of.limit.Definition()
+// least so much, unless that is 0.
+func (a *arrived) judge(c *chapter, reached float64) error {
+	for i, share := range a.shares() {
+		name := ratelimit.NameOf(a.limits[i].limit)
 		if len(a.events[i]) == 0 {
-			return fmt.Errorf("%s%s: nothing was granted", d.Name, how)
+			return fmt.Errorf("%s: nothing was granted", name)
 		}
-		worst := curve.Judge(a.events[i], curve.Of(d))
-		c.Tell(d.Name+how+", grants judged", "%d", len(a.events[i]))
-		c.AtMost(d.Name+how+", largest share", worst.Share, 1+1e-9, "")
+		c.Tell(name+", grants judged", "%d", len(a.events[i]))
+		c.AtMost(name+", largest share", share, 1+1e-9, "")
 		if reached > 0 {
-			c.AtLeast(d.Name+how+", reached", worst.Share, reached, "")
+			c.AtLeast(name+", reached", share, reached, "")
 		}
 	}
 	return nil
@@ -185,122 +182,4 @@ func (a *arrived) judgeServed(c *chapter) {
 		worst := curve.JudgeServed(a.served[i], curve.Of(d))
 		c.AtMost(d.Name+", by callers' own clocks, largest share", worst.Share, 1+1e-9, "")
 	}
-}
-
-// stall stops processes that are at work, and locks rows, in turn: for as long as lasts, and
-// then until both have happened and enough returns true.
-func (l *site) stall(ctx context.Context, schema string, children []*lab.Child, lasts time.Duration, enough func() bool) ([]count, error) {
-	stalls := []count{{what: "processes that stood still for 50 to 150 ms"}, {what: "rows that were kept locked for 30 to 100 ms"}}
-	conn, err := pgx.Connect(ctx, l.server.URL)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close(ctx)
-	lab.AtWork(children)
-	for more := until(lasts, func() bool { return happened(stalls...) && enough() }); more(); time.Sleep(time.Duration(rand.IntN(100)) * time.Millisecond) {
-		which, n := rand.IntN(len(stalls)), 1
-		if which == 0 {
-			err = standStill(children[rand.IntN(len(children))], time.Duration(50+rand.IntN(100))*time.Millisecond)
-		} else {
-			n, err = holdRows(ctx, conn, schema, arrivals[rand.IntN(len(arrivals))].limit, []string{arrivalKey}, time.Duration(30+rand.IntN(70))*time.Millisecond)
-		}
-		if err != nil {
-			return nil, err
-		}
-		stalls[which].n += n
-	}
-	return stalls, nil
-}
-
-// standStill stops a process for a while.
-func standStill(c *lab.Child, lasts time.Duration) error {
-	if err := c.Signal(syscall.SIGSTOP); err != nil {
-		return err
-	}
-	time.Sleep(lasts)
-	return c.Signal(syscall.SIGCONT)
-}
-
-// holdRows keeps the first row of a limit and some keys locked for a while, of those that are
-// there. It returns how many.
-func holdRows(ctx context.Context, conn *pgx.Conn, schema string, limit ratelimit.Limit, keys []string, lasts time.Duration) (n int, err error) {
-	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, "SELECT FROM "+schema+".rate_limits WHERE name = $1 AND key = ANY ($2) AND shard = 0 FOR UPDATE", ratelimit.NameOf(limit), keys)
-		n = int(tag.RowsAffected())
-		time.Sleep(lasts)
-		return err
-	})
-	return n, err
-}
-
-// stepClock takes from the limits by a clock that is set forward and back.
-func (l *site) stepClock(ctx context.Context, c *chapter) error {
-	p, err := l.place(ctx, 12)
-	if err != nil {
-		return err
-	}
-	defer p.close()
-	var limits []arriving
-	for _, a := range arrivals {
-		if a.limit.Definition().Shards == 1 {
-			limits = append(limits, a)
-		}
-	}
-	s := stepped{pool: p.pool, arrived: newArrived(limits)}
-	s.store, err = p.store(pgstore.Config{Clock: func() time.Time {
-		return time.Now().Add(time.Duration(s.offset.Load()))
-	}})
-	if err != nil {
-		return err
-	}
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	taken := make(chan error, 1)
-	go func() {
-		taken <- lab.Each(2*len(limits), func(i int) (err error) {
-			for ctx.Err() == nil && err == nil {
-				err = s.takeOnce(i % len(limits))
-			}
-			return err
-		})
-	}()
-	const reached = 0.5
-	steps := []count{{what: "clock set forward by up to 200 ms"}, {what: "clock set back by up to 200 ms"}}
-	for more := until(l.seconds(10, 4), func() bool { return happened(steps...) && s.reach(reached) }); more(); time.Sleep(50 * time.Millisecond) {
-		direction := rand.IntN(len(steps))
-		steps[direction].n++
-		s.set(time.Duration(1-2*direction) * time.Duration(1+rand.IntN(200)) * time.Millisecond)
-	}
-	stop()
-	err = <-taken
-	c.happened(steps...)
-	return errors.Join(err, s.judge(c, ", clock set", reached))
-}
-
-// stepped takes by a clock that somebody sets when no call is under way.
-type stepped struct {
-	*arrived
-	pool   *pgxpool.Pool
-	store  *pgstore.Store
-	offset atomic.Int64
-
-	setting sync.RWMutex
-}
-
-func (s *stepped) set(step time.Duration) {
-	s.setting.Lock()
-	defer s.setting.Unlock()
-	s.offset.Add(int64(step))
-}
-
-func (s *stepped) takeOnce(limit int) error {
-	s.setting.RLock()
-	defer s.setting.RUnlock()
-	event, _, err := arriveAt(rand.New(rand.NewPCG(rand.Uint64(), 0)), s.pool, s.store, s.limits[limit])
-	if err == nil && event.Count > 0 {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.add(arrival{Limit: limit, At: event.At, Count: event.Count})
-	}
-	return err
 }

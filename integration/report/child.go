@@ -34,8 +34,6 @@ var jobs = map[string]func(context.Context, *env) error{
 	"work":    work,
 	"arrive":  arrive,
 	"hoard":   hoard,
-	"beside":  besides,
-	"stroll":  stroll,
 	"permits": holdPermits,
 	"queue":   queueForPermits,
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"syscall"
 	"time"
 
@@ -19,9 +17,8 @@ func attackCrash(ctx context.Context, l *site, c *chapter) error {
 	if l.quick {
 		rounds = 1
 	}
-	done := map[string]int{}
 	harms := []struct {
-		name string
+		what string
 		do   func(context.Context) error
 	}{
 		{"connections, pg_terminate_backend", l.terminate},
@@ -34,23 +31,22 @@ func attackCrash(ctx context.Context, l *site, c *chapter) error {
 		{Conns: 8, Workers: 8, Patience: 5 * time.Second},
 		{Conns: 8, Workers: 8, Patience: 5 * time.Second, Isolation: "serializable"},
 	}
+	done := 0
 	_, err := l.suffer(ctx, c, attack{tasks: tasks, lasts: l.seconds(45, 12), killed: 1, harm: func(ctx context.Context, s *suffering) error {
 		if err := errors.Join(s.goOn(ctx), s.children[0].Kill()); err != nil {
 			return err
 		}
-		done["client process, kill -9"]++
-		for range rounds {
-			for _, harm := range harms {
-				if err := errors.Join(s.goOn(ctx), harm.do(ctx)); err != nil {
-					return fmt.Errorf("%s: %w", harm.name, err)
-				}
-				done[harm.name]++
+		return s.rounds(ctx, rounds*len(harms), func() error {
+			h := harms[done%len(harms)]
+			if err := h.do(ctx); err != nil {
+				return fmt.Errorf("%s: %w", h.what, err)
 			}
-		}
-		return s.goOn(ctx)
+			done++
+			return nil
+		})
 	}})
-	for _, name := range slices.Sorted(maps.Keys(done)) {
-		c.happened(count{name, done[name]})
+	for i, h := range harms {
+		c.happened(count{h.what, (done + len(harms) - 1 - i) / len(harms)})
 	}
 	return err
 }

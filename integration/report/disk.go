@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"time"
 
@@ -24,7 +24,7 @@ func attackDisk(ctx context.Context, l *site, c *chapter) error {
 		return err
 	}
 	small, disks, err := l.onSmallDisks(ctx)
-	if errors.Is(err, fs.ErrPermission) || errors.Is(err, errors.ErrUnsupported) {
+	if errors.Is(err, errNoMount) {
 		c.notRun("full disks", err.Error())
 		return nil
 	}
@@ -51,15 +51,12 @@ func (l *site) readOnly(ctx context.Context, c *chapter, rounds int) error {
 	}()
 	const refuses = "25006"
 	harm := func(ctx context.Context, s *suffering) error {
-		for range rounds {
-			if err := errors.Join(s.goOn(ctx), l.set(ctx, "default_transaction_read_only", "on")); err != nil {
+		return s.rounds(ctx, rounds, func() error {
+			if err := l.set(ctx, "default_transaction_read_only", "on"); err != nil {
 				return err
 			}
-			if err := errors.Join(s.suffers(ctx, refuses), l.set(ctx, "default_transaction_read_only", "off")); err != nil {
-				return err
-			}
-		}
-		return s.goOn(ctx)
+			return errors.Join(s.suffers(ctx, refuses), l.set(ctx, "default_transaction_read_only", "off"))
+		})
 	}
 	_, err := l.suffer(ctx, c, attack{tasks: two, harm: harm, must: func(s *suffering) []count {
 		return []count{{"told that the server is read-only (25006)", s.coded(refuses)}}
@@ -106,9 +103,20 @@ func newDisks() (d disks, err error) {
 	return d, err
 }
 
+// errNoMount is a machine on which no file system can be mounted, which is for root on Linux to do.
+var errNoMount = errors.New("no small file system can be mounted")
+
+func mountSmall(dir string, size int) error {
+	options := fmt.Sprintf("size=%d,mode=0755", size)
+	if out, err := exec.Command("mount", "-t", "tmpfs", "-o", options, "tmpfs", dir).CombinedOutput(); err != nil {
+		return fmt.Errorf("%w: %w: %s", errNoMount, err, out)
+	}
+	return nil
+}
+
 func (d disks) remove() {
 	for _, disk := range []string{d.tables(), d.log()} {
-		_ = unmount(disk) // it may not have come that far
+		_ = exec.Command("umount", "--lazy", disk).Run() // it may not have come that far
 	}
 	_ = os.RemoveAll(d.dir)
 }
@@ -143,13 +151,13 @@ func (l *site) onSmallDisks(ctx context.Context) (small *site, d disks, err erro
 	for name, value := range settings {
 		with[name] = value
 	}
-	server, err := throwaway.StartWith(ctx, throwaway.Options{Fsync: true, Restart: true, BinDir: l.bin, Settings: with, WALDir: wal})
+	server, err := throwaway.StartWith(ctx, throwaway.Options{Fsync: true, Restart: true, Settings: with, WALDir: wal})
 	if err != nil {
 		d.remove()
 		return nil, d, err
 	}
 	small = &site{options: l.options, server: server, tablespace: "small"}
-	err = sameOwner(tables, wal)
+	err = exec.Command("chown", "--reference="+wal, tables).Run()
 	if err == nil {
 		err = small.ask(ctx, "CREATE TABLESPACE small LOCATION '"+tables+"'")
 	}
@@ -164,20 +172,14 @@ func (l *site) onSmallDisks(ctx context.Context) (small *site, d disks, err erro
 func (l *site) fullTables(ctx context.Context, c *chapter, d disks, rounds int) error {
 	const full = "53100"
 	harm := func(ctx context.Context, s *suffering) error {
-		for range rounds {
-			if err := s.goOn(ctx); err != nil {
-				return err
-			}
+		return s.rounds(ctx, rounds, func() error {
 			free, err := fill(d.tables())
 			if err != nil {
 				return err
 			}
 			told := s.suffers(ctx, full) // when the pages are full that the tables have already
-			if err := errors.Join(told, free()); err != nil {
-				return err
-			}
-		}
-		return s.goOn(ctx)
+			return errors.Join(told, free())
+		})
 	}
 	_, err := l.suffer(ctx, c, attack{tasks: two, harm: harm, must: func(s *suffering) []count {
 		return []count{{"told that the disk is full (53100)", s.coded(full)}}
@@ -188,11 +190,9 @@ func (l *site) fullTables(ctx context.Context, c *chapter, d disks, rounds int) 
 func (l *site) fullLog(ctx context.Context, c *chapter, d disks, rounds int) error {
 	fell := 0
 	_, err := l.suffer(ctx, c, attack{tasks: two, harm: func(ctx context.Context, s *suffering) error {
-		for range rounds {
-			if err := s.goOn(ctx); err != nil {
-				return err
-			}
-			err := l.crash(ctx, func() (up func() error, err error) {
+		return s.rounds(ctx, rounds, func() error {
+			fell++
+			return l.crash(ctx, func() (up func() error, err error) {
 				free, err := fill(d.log())
 				if err != nil {
 					return nil, err
@@ -201,12 +201,7 @@ func (l *site) fullLog(ctx context.Context, c *chapter, d disks, rounds int) err
 					return l.ask(ctx, "SELECT pg_switch_wal()") != nil // the rest of the log is used up sooner
 				})
 			})
-			if err != nil {
-				return err
-			}
-			fell++
-		}
-		return s.goOn(ctx)
+		})
 	}})
 	c.happened(count{"server that fell because the disk of its log was full", fell})
 	return err

@@ -36,6 +36,7 @@ func (w *worker) hear(ctx context.Context, form ratelimit.Form, call func(ctx co
 	if ended := (*ratelimit.WaitError)(nil); !errors.As(err, &ended) && h.unlike(form, result, err) { // Wait gives back what it had reserved
 		w.unlike = fmt.Sprintf("a call that is told %t, %v is heard as %v", result.OK, err, h.events)
 	}
+	w.memory = w.memory || len(h.events) == 1 && h.events[0].Form == ratelimit.FormMemory
 	return result, err
 }
 
@@ -48,7 +49,7 @@ func (h *heard) unlike(form ratelimit.Form, result ratelimit.Result, err error) 
 	granted := e.Outcome == ratelimit.OutcomeGranted
 	refused := e.Outcome == ratelimit.OutcomeRefused
 	switch {
-	case e.Form != form:
+	case e.Form != form && (form != ratelimit.FormOwn || e.Form != ratelimit.FormMemory):
 		return true
 	case err == nil && result.OK:
 		return !granted || result.Request.Limit != nil && fmt.Sprint(took(e.Result)) != fmt.Sprint(took(result))

@@ -32,9 +32,8 @@ var sections = []section{
 	{"accounts", "Exact accounts", attackAccounts},
 	{"arrivals", "The arrival curve", attackArrivals},
 	{"memory", "Granted from memory", attackMemory},
-	{"beside", "Beside memory", attackBeside},
 	{"permits", "How many at once", attackPermits},
-	{"strangers", "Nobody stalls a stranger", attackStrangers},
+	{"table", "A table that stays small", attackTable},
 	{"wire", "Faults on the wire", attackWire},
 	{"pooler", "PgBouncer between", attackPooler},
 	{"crash", "Killed servers, connections and clients", attackCrash},
@@ -93,8 +92,7 @@ func run(ctx context.Context) error {
 	flag.BoolVar(&o.write, "write", false, "write the report into "+document+" as well")
 	flag.StringVar(&o.only, "only", "", "the sections whose names match this regular expression")
 	flag.StringVar(&o.skip, "skip", "^$", "all but the sections whose names match this regular expression")
-	flag.Float64Var(&o.minutes, "minutes", 0, "how long endurance takes, by default 20, with --quick half of one; beside, by default 1, with --quick a tenth; and, without --quick, each verb of snapshot, by default 1")
-	flag.StringVar(&o.bin, "bin", "", "the directory of the server programs; by default the newest found")
+	flag.Float64Var(&o.minutes, "minutes", 0, "how long endurance takes, by default 20, with --quick half of one; and, without --quick, each verb of snapshot, by default 1")
 	flag.Parse()
 	only, err := regexp.Compile(o.only)
 	if err != nil {

@@ -2,10 +2,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -69,47 +67,13 @@ func holdPermits(ctx context.Context, e *env) error {
 
 // attackPermits is all that is done to limits of how many at once.
 func attackPermits(ctx context.Context, l *site, c *chapter) error {
-	for _, part := range []func(context.Context, *site, *chapter) error{killHolders, setPermitsClock, waitForPermits, takePermitsOften} {
-		if err := part(ctx, l, c); err != nil {
-			return err
-		}
+	if err := killHolders(ctx, l, c); err != nil {
+		return err
 	}
-	return nil
+	return waitForPermits(ctx, l, c)
 }
 
 const permitHolders = 8 // processes
-
-// holders are processes that hold permits.
-type holders struct {
-	*site
-	url, schema string
-	children    []*lab.Child
-
-	mu   sync.Mutex
-	last beliefs
-}
-
-// start starts some more.
-func (h *holders) start(ctx context.Context, n int) error {
-	tasks := make([]task, n)
-	for i := range tasks {
-		tasks[i] = task{Job: "permits", URL: h.url, Schema: h.schema, Process: len(h.children) + i + 1, Workers: 4, Conns: 4}
-	}
-	started, err := h.launch(ctx, tasks, lab.Reading(&h.mu, h.last.note))
-	h.children = append(h.children, started...)
-	return err
-}
-
-// killAll kills all that there are, and returns when that was.
-func (h *holders) killAll() time.Time {
-	for _, child := range h.children {
-		_ = child.Kill()
-	}
-	dead := time.Now()
-	lab.End(h.children)
-	h.children = nil
-	return dead
-}
 
 // killHolders has processes hold permits while some are killed, some stand still past their
 // leases and go on, and the server stands still.
@@ -120,16 +84,24 @@ func killHolders(ctx context.Context, l *site, c *chapter) error {
 		return err
 	}
 	defer p.close()
-	h := &holders{site: l, url: l.server.URL, schema: p.schema, last: beliefs{}}
-	if err := h.start(ctx, permitHolders); err != nil {
-		return err
-	}
-	harmed, err := h.harm(ctx, l.seconds(60, 10))
+	store, err := p.store(pgstore.Config{})
 	if err != nil {
 		return err
 	}
-	dead := h.killAll()
-	store, err := p.store(pgstore.Config{})
+	var mu sync.Mutex
+	last := beliefs{}
+	holders := &processes{site: l, read: lab.Reading(&mu, last.note), task: func(int) task {
+		return task{Job: "permits", Schema: p.schema, Workers: 4, Conns: 4}
+	}}
+	var harmed []count
+	if err = holders.start(ctx, permitHolders); err == nil {
+		harmed, err = holders.harmHolders(ctx)
+	}
+	for _, child := range holders.children {
+		_ = child.Kill()
+	}
+	dead := time.Now()
+	lab.End(holders.children)
 	if err != nil {
 		return err
 	}
@@ -144,10 +116,10 @@ func killHolders(ctx context.Context, l *site, c *chapter) error {
 	if err := p.pool.QueryRow(ctx, "SELECT count(*) FROM "+p.schema+".rate_limits").Scan(&rows); err != nil {
 		return err
 	}
-	overlaps, lost := h.last.overlaps()
+	overlaps, lost := last.overlaps()
 	c.Zero("two believed to hold one permit at a time", overlaps)
-	h.last.judgeFences(c, "")
-	c.happened(count{"permits held", len(h.last)}, count{"told that they have lost theirs", lost})
+	last.judgeFences(c)
+	c.happened(count{"permits held", len(last)}, count{"told that they have lost theirs", lost})
 	c.happened(harmed...)
 	c.Tell("the leases of those that were killed seen over, by a statement each 100 ms", "%d ms", over.Milliseconds())
 	c.AtMost("all permits taken again after everybody was killed", back.Seconds()*1000, 2*max(over, permitLimit.Lease).Seconds()*1000, "ms")
@@ -155,47 +127,15 @@ func killHolders(ctx context.Context, l *site, c *chapter) error {
 	return nil
 }
 
-// harm kills and stops processes, and stops the server, for a while: each in turn, so that none is
-// left out.
-func (h *holders) harm(ctx context.Context, lasts time.Duration) (harmed []count, err error) {
-	harmed = []count{{"processes killed", 0}, {"stood still", 0}, {"servers stood still", 0}}
-	for n, end := 0, time.Now().Add(lasts); err == nil && (time.Now().Before(end) || n < 4); n++ {
-		time.Sleep(permitLimit.Lease)
-		victim := h.children[len(h.children)-1-rand.IntN(permitHolders)]
-		which := []int{0, 1, 1, 2}[n%4]
-		switch which {
-		case 0:
-			if err = victim.Kill(); err == nil {
-				err = h.start(ctx, 1)
-			}
-		case 1:
-			err = h.halfStandStill()
-		case 2:
-			err = h.suspend(ctx, 2*permitLimit.Lease)
-		}
-		if errors.Is(err, os.ErrProcessDone) { // it was killed before
-			err = nil
-			continue
-		}
-		harmed[which].n++
-	}
-	return harmed, err
-}
-
-// halfStandStill has half of the holders stand still past their leases. One alone may hold nothing just then.
-func (h *holders) halfStandStill() error {
-	half := h.children[len(h.children)-permitHolders/2:]
-	errs := make(chan error, len(half))
-	for _, victim := range half {
-		go func() { errs <- standStill(victim, 2*permitLimit.Lease) }()
-	}
-	var err error
-	for range half {
-		if e := <-errs; !errors.Is(e, os.ErrProcessDone) {
-			err = errors.Join(err, e)
-		}
-	}
-	return err
+// harmHolders kills and stops processes, and stops the server, for a while.
+func (p *processes) harmHolders(ctx context.Context) ([]count, error) {
+	return inTurn(
+		p.seconds(60, 10), 2*permitLimit.Lease, always,
+		harm{"processes killed", func() (int, error) { return 1, p.killOne(ctx) }},
+		harm{"stood still", func() (int, error) { // half of them, as one alone may hold nothing just then
+			return permitHolders / 2, lab.Each(permitHolders/2, func(i int) error { return standStill(p.children[i], 2*permitLimit.Lease) })
+		}},
+		harm{"servers stood still", func() (int, error) { return 1, p.suspend(ctx, 2*permitLimit.Lease) }})
 }
 
 // takeAllPermits takes every permit, and returns how long after an instant it had them.
@@ -254,7 +194,7 @@ func (b beliefs) overlaps() (overlaps, lost int) {
 
 // judgeFences judges as what holders work on would, which turns smaller fences away: a fence
 // is of one holder, and who asked when another held a permit already has a larger one.
-func (b beliefs) judgeFences(c *chapter, when string) {
+func (b beliefs) judgeFences(c *chapter) {
 	twice, disorder := 0, 0
 	for _, all := range b.byPermit() {
 		given := map[int64]bool{}
@@ -277,6 +217,6 @@ func (b beliefs) judgeFences(c *chapter, when string) {
 			}
 		}
 	}
-	c.Zero("two had one fence"+when, twice)
-	c.Zero("a smaller fence was given after a larger one"+when, disorder)
+	c.Zero("two had one fence", twice)
+	c.Zero("a smaller fence was given after a larger one", disorder)
 }

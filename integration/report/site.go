@@ -25,7 +25,6 @@ import (
 type options struct {
 	quick, write bool
 	only, skip   string
-	bin          string
 	minutes      float64
 }
 
@@ -47,7 +46,7 @@ var settings = map[string]string{
 
 func newSite(ctx context.Context, o options) (*site, error) {
 	_ = os.Unsetenv("DATABASE_URL") // nobody's server is to be killed
-	server, err := throwaway.StartWith(ctx, throwaway.Options{Fsync: true, Restart: true, BinDir: o.bin, Settings: settings})
+	server, err := throwaway.StartWith(ctx, throwaway.Options{Fsync: true, Restart: true, Settings: settings})
 	if err != nil {
 		return nil, err
 	}

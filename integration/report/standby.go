@@ -83,7 +83,7 @@ func (l *site) promoteOnce(ctx context.Context, c *chapter) (after int, err erro
 // withStandby starts a primary, which is the server of the lab that it returns, and a
 // standby without which it commits nothing.
 func (l *site) withStandby(ctx context.Context) (pair *site, standby *throwaway.Server, err error) {
-	options := throwaway.Options{Fsync: true, BinDir: l.bin, Settings: settings}
+	options := throwaway.Options{Fsync: true, Settings: settings}
 	primary, err := throwaway.StartWith(ctx, options)
 	if err != nil {
 		return nil, nil, err

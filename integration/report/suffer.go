@@ -104,6 +104,19 @@ func (s *suffering) goOn(ctx context.Context) error {
 	return again(ctx, "calls that are told OK", s.granted)
 }
 
+// rounds does something so often, while the processes go on before and afterwards.
+func (s *suffering) rounds(ctx context.Context, n int, do func() error) error {
+	for range n {
+		if err := s.goOn(ctx); err != nil {
+			return err
+		}
+		if err := do(); err != nil {
+			return err
+		}
+	}
+	return s.goOn(ctx)
+}
+
 // suffers waits until the processes are told an SQLSTATE, again or still.
 func (s *suffering) suffers(ctx context.Context, code string) error {
 	return again(ctx, "calls that are told "+code, func() int { return s.coded(code) })

@@ -40,6 +40,8 @@ var (
 
 	past = ratelimit.SlidingWindow{Name: "old window", Rate: 50, Period: eon, MaxReserved: ratelimit.None}
 
+	remembered = []ratelimit.Limit{tokens, window, sliding}
+
 	aged   = []ratelimit.Limit{old, past}                                                     // whose keys come and go
 	seeded = []ratelimit.Limit{tokens, window, shards, windows, basic, debt, sliding, slides} // rows that are there from the start
 	all    = []ratelimit.Limit{tokens, window, shards, windows, sliding, slides, basic, premium, tight, narrow, old, past}
@@ -65,10 +67,21 @@ type told struct {
 	Err   string `json:"e,omitempty"`
 
 	Unlike string `json:"u,omitempty"` // how Config.Observe was told something else
+	Memory bool   `json:"h,omitempty"` // it was told of a decision from memory
 
 	Process     int `json:"p,omitempty"` // that tells how it is, and nothing else
-	Heap        int `json:"h,omitempty"` // bytes, after a collection
+	Heap        int `json:"b,omitempty"` // bytes, after a collection
 	Connections int `json:"c,omitempty"` // that it has made
+}
+
+// rest waits for a while. It reports whether ctx did not end before.
+func rest(ctx context.Context, lasts time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(lasts):
+		return true
+	}
 }
 
 // work calls all verbs, in all forms.
@@ -79,13 +92,17 @@ func work(ctx context.Context, e *env) error {
 		}
 	}()
 	workers := make([]worker, e.Workers)
-	return e.workers(ctx, func(n int, r *rand.Rand) {
+	err := e.workers(ctx, func(n int, r *rand.Rand) {
 		w := &workers[n]
 		if w.id == 0 {
 			*w = worker{env: e, rand: r, id: int64(e.Process)*1e12 + int64(n)*1e8}
 		}
 		w.turn()
 	})
+	if e.Escrow > 0 { // or to close is to wait for a silent network, for nothing
+		e.store.Close()
+	}
+	return err
 }
 
 // heap returns how much is in use.
@@ -103,11 +120,13 @@ type worker struct {
 	rand   *rand.Rand
 	id     int64
 	unlike string // what its last calls were told, and what was heard of them
+	memory bool   // one of these was decided from memory
 }
 
 // tell writes what became of calls.
 func (w *worker) tell(t told) {
 	t.Unlike, w.unlike = w.unlike, ""
+	t.Memory, w.memory = w.memory, false
 	w.out.Write(t)
 }
 
@@ -130,8 +149,11 @@ func (w *worker) next() int64 { w.id++; return w.id }
 
 // request asks one of the limits for one to three tokens.
 func (w *worker) request() ratelimit.Request {
-	limit := all[w.rand.IntN(len(all))]
-	return ratelimit.Request{Limit: limit, Key: w.key(limit), Count: float64(1 + w.rand.IntN(3))}
+	limit, count := all[w.rand.IntN(len(all))], float64(1+w.rand.IntN(3))
+	if w.Escrow > 0 && (w.rand.IntN(2) == 0 || limit == premium) { // for memory to be used, and not lost to another plan
+		return remembered[w.rand.IntN(len(remembered))].ForN("0", count)
+	}
+	return ratelimit.Request{Limit: limit, Key: w.key(limit), Count: count}
 }
 
 func (w *worker) key(limit ratelimit.Limit) string {
@@ -521,6 +543,8 @@ func (w *worker) runner(ctx context.Context) {
 		t.What = "ok"
 	case errors.Is(err, ratelimit.ErrRefused):
 		t.What = "refused"
+	case errors.Is(err, pgstore.ErrOutcomeUnknown) && w.Escrow > 0 && behaviour.name != "well":
+		t.What, t.Moves = "unknown", perhaps(requests) // as promised: what is from memory is spent
 	case errors.Is(err, pgstore.ErrOutcomeUnknown), behaviour.commits:
 		t.What, t.Err = "unknown", err.Error()
 	case behaviour.name == "well" || behaviour.name == "SET LOCAL":

@@ -1,5 +1,5 @@
 // Package chart draws pictures as SVG, for light and dark pages: lines, bars, levels and bands over an
-// axis that they share, such as time, and figures side by side.
+// axis that they share, such as time.
 package chart
 
 import (

@@ -34,26 +34,24 @@ func example(title string) *Chart {
 func TestTexts(t *testing.T) {
 	t.Parallel()
 	for _, title := range []string{"plain", `<script>alert("1")</script>&amp;`, "\x1b[31m\u202e\x00\xff", strings.Repeat("長", 200), strings.Repeat("word ", 60), ""} {
-		figures := Figures{Title: title, Panels: []FiguresPanel{{Label: title, Limit: 1, Groups: []Group{{Name: "a", Bars: []Bar{{Name: "b", Value: 2}, {Value: 0}}}}}}}
-		for _, text := range []string{example(title).SVG(), figures.SVG()} {
-			if strings.ContainsAny(text, "\x1b\u202e\x00") {
-				t.Errorf("%q is in the picture as it is", title)
+		text := example(title).SVG()
+		if strings.ContainsAny(text, "\x1b\u202e\x00") {
+			t.Errorf("%q is in the picture as it is", title)
+		}
+		if err := check([]byte(text)); err != nil && title == "plain" {
+			t.Error(err)
+		}
+		d := xml.NewDecoder(strings.NewReader(text))
+		for {
+			token, err := d.Token()
+			if errors.Is(err, io.EOF) {
+				break
 			}
-			if err := check([]byte(text)); err != nil && title == "plain" {
-				t.Error(err)
+			if err != nil {
+				t.Fatalf("%q: %v", title, err)
 			}
-			d := xml.NewDecoder(strings.NewReader(text))
-			for {
-				token, err := d.Token()
-				if errors.Is(err, io.EOF) {
-					break
-				}
-				if err != nil {
-					t.Fatalf("%q: %v", title, err)
-				}
-				if start, ok := token.(xml.StartElement); ok && start.Name.Local == "script" {
-					t.Errorf("%q became an element", title)
-				}
+			if start, ok := token.(xml.StartElement); ok && start.Name.Local == "script" {
+				t.Errorf("%q became an element", title)
 			}
 		}
 	}
@@ -64,7 +62,7 @@ func TestTexts(t *testing.T) {
 func TestPicturesOfDocs(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("../../docs/*.svg")
-	if err != nil || len(files) < 7 {
+	if err != nil || len(files) < 4 {
 		t.Fatal(files, err)
 	}
 	for _, file := range files {

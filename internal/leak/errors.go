@@ -4,9 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"go/ast"
-	"go/parser"
 	"go/token"
-	"os"
 	"reflect"
 	"strings"
 	"testing"
@@ -67,34 +65,12 @@ func hasType(err error, name string) bool {
 // exportedErrors returns the names of the errors that the package exports.
 func exportedErrors(t *testing.T, dir string) map[string]bool {
 	t.Helper()
-	files, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
 	names := map[string]bool{}
-	for _, f := range files {
-		if !strings.HasSuffix(f.Name(), ".go") || strings.HasSuffix(f.Name(), "_test.go") {
-			continue
-		}
-		file, err := parser.ParseFile(token.NewFileSet(), dir+"/"+f.Name(), nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, decl := range file.Decls {
-			if gen, ok := decl.(*ast.GenDecl); ok {
-				errorsOf(gen, names)
-			}
-		}
-	}
-	return names
-}
-
-func errorsOf(gen *ast.GenDecl, names map[string]bool) {
-	for _, spec := range gen.Specs {
+	for spec, tok := range declared(t, dir) {
 		switch s := spec.(type) {
 		case *ast.ValueSpec:
 			for _, n := range s.Names {
-				if gen.Tok == token.VAR && strings.HasPrefix(n.Name, "Err") {
+				if tok == token.VAR && strings.HasPrefix(n.Name, "Err") {
 					names[n.Name] = true
 				}
 			}
@@ -104,4 +80,5 @@ func errorsOf(gen *ast.GenDecl, names map[string]bool) {
 			}
 		}
 	}
+	return names
 }

@@ -10,7 +10,7 @@ import (
 	"go/parser"
 	"go/token"
 	"log/slog"
-	"os"
+	"path/filepath"
 	"reflect"
 	"regexp"
 	"strings"
@@ -57,38 +57,47 @@ func Check(t *testing.T, dir string, values map[string]any, asked ...string) {
 // exported returns the types that the package exports, but for interfaces and functions.
 func exported(t *testing.T, dir string) map[string]bool {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
+	types := map[string]bool{}
+	for spec := range declared(t, dir) {
+		s, ok := spec.(*ast.TypeSpec)
+		if !ok || !s.Name.IsExported() {
+			continue
+		}
+		switch s.Type.(type) {
+		case *ast.InterfaceType, *ast.FuncType:
+		default:
+			types[s.Name.Name] = true
+		}
+	}
+	return types
+}
+
+// declared returns the types, variables and constants of the package, but for its tests, each with
+// its keyword.
+func declared(t *testing.T, dir string) map[ast.Spec]token.Token {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	types := map[string]bool{}
-	for _, entry := range entries {
-		if !strings.HasSuffix(entry.Name(), ".go") || strings.HasSuffix(entry.Name(), "_test.go") {
+	specs := map[ast.Spec]token.Token{}
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
 			continue
 		}
-		file, err := parser.ParseFile(token.NewFileSet(), dir+"/"+entry.Name(), nil, parser.SkipObjectResolution)
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, decl := range file.Decls {
 			if gen, ok := decl.(*ast.GenDecl); ok {
 				for _, spec := range gen.Specs {
-					if s, ok := spec.(*ast.TypeSpec); ok && s.Name.IsExported() && hasValues(s.Type) {
-						types[s.Name.Name] = true
-					}
+					specs[spec] = gen.Tok
 				}
 			}
 		}
 	}
-	return types
-}
-
-func hasValues(expr ast.Expr) bool {
-	switch expr.(type) {
-	case *ast.InterfaceType, *ast.FuncType:
-		return false
-	}
-	return true
+	return specs
 }
 
 // texts returns v as it is logged, printed and, if so wanted, encoded: by itself, in a

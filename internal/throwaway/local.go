@@ -203,7 +203,6 @@ func (i installation) supervise(ctx context.Context, port string, opts Options, 
 	}
 	cmd := shell(supervisor, parent, append([]string{i.dir, again, from.primary, opts.WALDir}, serverArgs(port, opts)...))
 	cmd.ExtraFiles = from.archive
-	cmd.Env = append(cmd.Env, opts.Env...)
 	if err := dropRoot(cmd, opts.WALDir); err != nil {
 		return nil, err
 	}

@@ -89,9 +89,6 @@ type Options struct {
 	// Restart has a server that ends, as when it is killed, started again on its
 	// data, until it is closed. A server in a container is not.
 	Restart bool
-	// BinDir, if set, is the only directory searched for server binaries. The default is the
-	// value of the environment variable [BinVariable].
-	BinDir string
 	// StandbyOf, if set, is the URL of a server that StartWith started, of which the
 	// new one is to be a standby. The error is exec.ErrNotFound where there is no
 	// pg_basebackup. It is for local servers only.
@@ -99,9 +96,6 @@ type Options struct {
 	// WALDir, if set, is a directory for the write-ahead log, in files of 1 MB. The
 	// server gets it if it is root's. It is for local servers only.
 	WALDir string
-	// Env is environment variables of the server's programs, beside those of this process,
-	// such as LD_PRELOAD=/x.so. It is for local servers only.
-	Env []string
 }
 
 // Start is StartWith without options.
@@ -120,19 +114,7 @@ func Start(ctx context.Context) (*Server, error) {
 // Otherwise the error says how to provide each of them. The context bounds the start only. The
 // caller should Close the server.
 func StartWith(ctx context.Context, opts Options) (*Server, error) {
-	return start(ctx, opts, thisMachine(opts))
-}
-
-func thisMachine(opts Options) machine {
-	dirs := binDirs
-	if opts.BinDir != "" {
-		dirs = func(context.Context) []string { return []string{opts.BinDir} }
-	}
-	return machine{
-		databaseURL: os.Getenv("DATABASE_URL"),
-		binDirs:     dirs,
-		dockerHost:  dockerHost,
-	}
+	return start(ctx, opts, machine{databaseURL: os.Getenv("DATABASE_URL"), binDirs: binDirs, dockerHost: dockerHost})
 }
 
 // machine is the environment of start. Tests replace it.

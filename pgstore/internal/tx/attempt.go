@@ -343,6 +343,9 @@ func (a *attempt) again(ctx context.Context, tx pgx.Tx, err error) (lost bool, _
 	case intx.InPart(err) && a.over():
 		return false, fmt.Errorf("%w: %w", conn.ErrOutcomeUnknown, err)
 	case !conn.Retriable(err) && !conn.Forgotten(err):
+		if a.ended && !a.held && a.claim != nil && a.work == nil {
+			_, _ = a.committed(ctx) // for memory
+		}
 		return false, err
 	case a.held && a.ended:
 		return false, fmt.Errorf("%w: the function ended the transaction itself: %w", conn.ErrOutcomeUnknown, err)
@@ -385,7 +388,7 @@ func (a *attempt) became(ctx context.Context) error {
 }
 
 // committed reports whether a transaction was committed. It asks on the transaction's connection,
-// even after ctx has ended.
+// even after ctx has ended. If the function has rolled it back, what memory gave for it goes back.
 func (a *attempt) committed(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conn.RollbackTime)
 	defer cancel()
@@ -397,6 +400,7 @@ func (a *attempt) committed(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("%w: %w", conn.ErrOutcomeUnknown, err)
 	}
+	a.ended = a.ended && became == table.Committed
 	return became == table.Committed, nil
 }
 
