@@ -198,9 +198,9 @@ func TestMethods(t *testing.T) {
 		return ratelimit.TokenBucket{Name: name, Rate: 1, Period: time.Hour}
 	}
 	limit := newLimiter(t, store, grpclimit.Config{Policies: []grpclimit.Policy{
-		{Limit: one("say"), Methods: []string{sayMethod}},
-		{Limit: one("other"), Methods: []string{"/test.Ech/", "/test.Echo"}},
-		{Limit: one("by_method"), Methods: []string{"/test.Echo/"}, Key: grpclimit.ByMethod},
+		{Limit: one("say"), Applies: grpclimit.Methods(sayMethod)},
+		{Limit: one("other"), Applies: grpclimit.Methods("/test.Ech/", "/test.Echo")},
+		{Limit: one("by_method"), Applies: grpclimit.Methods("/test.Echo/"), Key: grpclimit.ByMethod},
 	}})
 	conn := dial(t, &echo{}, limit)
 	wantCode(t, say(t.Context(), conn, "hello"), codes.OK)

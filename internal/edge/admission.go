@@ -20,7 +20,7 @@ type Admission[R, O any] struct {
 // [Admission.Do].
 func (g *Limiter[R, O]) Ask(ctx context.Context, r R) (*Admission[R, O], ratelimit.Event) {
 	admission := &Admission[R, O]{limiter: g, r: r}
-	requests, err := g.requests(r)
+	requests, err := g.Requests(r)
 	var wants ratelimit.PermitRequest
 	var permit *ratelimit.Permit
 	if err == nil {

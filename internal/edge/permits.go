@@ -3,22 +3,44 @@ package edge
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"slices"
-	"time"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
-// CheckInFlight notes the faults of limits of how many at once. others are the limits of other
-// kinds.
-func CheckInFlight(f *Faults, permits PermitStore, limits []ratelimit.InFlight, others []ratelimit.Limit) {
-	var names []string
-	for _, l := range others {
-		names = append(names, ratelimit.NameOf(l))
-	}
-	for _, l := range limits {
+// InFlight limits how many requests of a key are handled at a time, over all processes. A request
+// holds its permits until its handler has returned or panicked. The lease is renewed meanwhile, also
+// while the handler streams or works on for a client that has gone. If the database does not answer
+// for a lease, the permit is lost, and the handler's context ends with the [context.Cause]
+// [ratelimit.ErrLeaseLost]. The permits of a process that dies are free within a lease.
+type InFlight[R any] struct {
+	// Limit is the limit. Required. Its name is public like a Policy's, and differs from those
+	// of all policies.
+	Limit ratelimit.InFlight
+
+	// Applies selects requests. The default, nil, is all of them.
+	Applies func(R) bool
+
+	// Key returns the key of a request. Nil is one key for all requests.
+	Key func(R) (string, error)
+
+	// Tier chooses the limit of a request: a copy of Limit with another number or lease, and
+	// the same name. With a zero InFlight the policy does not apply to the request. An error is
+	// answered like one of Key. The default, nil, is Limit for all.
+	Tier func(R) (ratelimit.InFlight, error)
+
+	// Weight returns how many permits a request takes, all or nothing. More permits than the
+	// limit has are never granted. An error is answered like one of Key. The default, nil, is
+	// one.
+	Weight func(R) (int, error)
+}
+
+// checkInFlight notes faults of the policies in flight.
+func (g *Limiter[R, O]) checkInFlight(f *Faults) {
+	names := Names(g.Policies, nil)
+	for _, p := range g.InFlight {
+		l := p.Limit
 		if err := l.Validate(); err != nil {
 			f.Add(err)
 		}
@@ -27,7 +49,7 @@ func CheckInFlight(f *Faults, permits PermitStore, limits []ratelimit.InFlight, 
 		}
 		names = append(names, l.Name)
 	}
-	f.Must(permits != nil || len(limits) == 0, "Permits", nil, "must be set for policies in flight: it is the store's Permits()")
+	f.Must(g.Permits != nil || len(g.InFlight) == 0, "Permits", nil, "must be set for policies in flight: it is the store's Permits()")
 }
 
 // wants returns the permits that r needs; N is 0 if it needs none. With an error, Limit is that of the
@@ -50,6 +72,9 @@ func (g *Limiter[R, O]) wants(r R) (wants ratelimit.PermitRequest, err error) {
 
 // request returns the permits of a policy that r needs; N is 0 if the policy does not apply.
 func (p *InFlight[R]) request(r R, catalog ratelimit.Catalog) (want ratelimit.PermitRequest, err error) {
+	if p.Applies != nil && !p.Applies(r) {
+		return want, nil
+	}
 	limit := p.Limit
 	if p.Tier != nil {
 		if limit, err = p.Tier(r); err != nil || limit == (ratelimit.InFlight{}) {
@@ -59,11 +84,12 @@ func (p *InFlight[R]) request(r R, catalog ratelimit.Catalog) (want ratelimit.Pe
 			return want, &ratelimit.FieldError{Limit: p.Limit.Name, Field: "Tier", Value: limit.Name, Reason: "must be a copy of the policy's limit, of the same name"}
 		}
 	}
-	key, err := p.Key(r)
-	if err != nil {
-		return want, err
+	key, n := "", 1
+	if p.Key != nil {
+		if key, err = p.Key(r); err != nil {
+			return want, err
+		}
 	}
-	n := 1
 	if p.Weight != nil {
 		if n, err = p.Weight(r); err != nil {
 			return want, err
@@ -132,15 +158,4 @@ func (g *Limiter[R, O]) keep(ctx context.Context, permits []ratelimit.Permit, do
 		of = &permits[0]
 	}
 	return of, err
-}
-
-// FullWait returns how long a client without a permit should wait before the next try: wait to
-// twice wait, since no permit says when it will be free. If the limit's mode refuses, it is the
-// time until the mode ends, and up to wait more.
-func FullWait(permit ratelimit.Permit, wait time.Duration) time.Duration {
-	spread := rand.N(wait)
-	if permit.InFlight.Mode == ratelimit.ModeRefuse {
-		wait = permit.NotBefore.Sub(permit.At)
-	}
-	return wait + spread
 }
