@@ -65,40 +65,35 @@ type Inserted struct {
 	Reservation ratelimit.Result
 }
 
+// shown is what logs and JSON have of an Inserted.
+type shown struct {
+	JobID       int64            `json:"job_id"`
+	ScheduledAt time.Time        `json:"scheduled_at"`
+	Reservation ratelimit.Result `json:"reservation"`
+}
+
+func (i Inserted) shown() shown {
+	if i.JobInsertResult == nil || i.Job == nil {
+		return shown{Reservation: i.Reservation}
+	}
+	return shown{i.Job.ID, i.Job.ScheduledAt, i.Reservation}
+}
+
 // String returns the job and its reservation in a line, without the keys.
 func (i Inserted) String() string {
-	return fmt.Sprintf("job %d, scheduled at %s: %v", i.id(), i.scheduledAt().Format(time.RFC3339Nano), i.Reservation)
+	s := i.shown()
+	return fmt.Sprintf("job %d, scheduled at %s: %v", s.JobID, s.ScheduledAt.Format(time.RFC3339Nano), s.Reservation)
 }
 
 // LogValue returns the job and its reservation as a group, without the keys.
 func (i Inserted) LogValue() slog.Value {
-	return slog.GroupValue(slog.Int64("job_id", i.id()), slog.Time("scheduled_at", i.scheduledAt()), slog.Any("reservation", i.Reservation))
+	s := i.shown()
+	return slog.GroupValue(slog.Int64("job_id", s.JobID), slog.Time("scheduled_at", s.ScheduledAt), slog.Any("reservation", s.Reservation))
 }
 
 // MarshalJSON returns the job and its reservation as a JSON object, without the keys: the
 // job's metadata, which has the receipts, is not in it.
-func (i Inserted) MarshalJSON() ([]byte, error) {
-	return json.Marshal(struct {
-		JobID       int64            `json:"job_id"`
-		ScheduledAt time.Time        `json:"scheduled_at"`
-		Reservation ratelimit.Result `json:"reservation"`
-	}{i.id(), i.scheduledAt(), i.Reservation})
-}
-
-// id is the job's; 0 if there is none.
-func (i Inserted) id() int64 {
-	if i.JobInsertResult == nil || i.Job == nil {
-		return 0
-	}
-	return i.Job.ID
-}
-
-func (i Inserted) scheduledAt() time.Time {
-	if i.JobInsertResult == nil || i.Job == nil {
-		return time.Time{}
-	}
-	return i.Job.ScheduledAt
-}
+func (i Inserted) MarshalJSON() ([]byte, error) { return json.Marshal(i.shown()) }
 
 // InsertManyParams is a job for [Inserter.InsertManyTx].
 type InsertManyParams struct {
@@ -156,21 +151,19 @@ func (in Inserter) InsertManyTx(ctx context.Context, tx pgx.Tx, params []InsertM
 		return nil, err
 	}
 	all := reservations{in: in, params: params, jobs: make([]ratelimit.Result, len(params))}
-	results, err := all.insert(ctx, tx, order)
-	if err != nil {
-		in.giveBack(ctx, tx, all.wholes...)
+	if err = all.reserve(ctx, tx, order); err != nil {
+		in.giveBack(ctx, tx, all.wholes)
 		return nil, err
 	}
-	inserted := make([]*Inserted, len(results))
-	for i, r := range results {
-		inserted[i] = &Inserted{r, all.jobs[i]}
-		if r.UniqueSkippedAsDuplicate {
+	inserted, err := all.insert(ctx, tx)
+	for i, job := range inserted {
+		if job.UniqueSkippedAsDuplicate {
 			if _, err := in.Store.CancelTx(ctx, tx, all.jobs[i].Receipt); err != nil {
 				return nil, err
 			}
 		}
 	}
-	return inserted, nil
+	return inserted, err
 }
 
 // reservations are those for many jobs.
@@ -179,25 +172,45 @@ type reservations struct {
 	params []InsertManyParams
 	jobs   []ratelimit.Result // of each job
 	wholes []ratelimit.Result // of which those are parts
+	one    bool               // a reservation of all jobs, whose receipt none of them has
 }
 
-// insert reserves for the jobs in an order, and inserts them in their own.
-func (r *reservations) insert(ctx context.Context, tx pgx.Tx, order []int) ([]*rivertype.JobInsertResult, error) {
+// reserve reserves for the jobs in an order.
+func (r *reservations) reserve(ctx context.Context, tx pgx.Tx, order []int) error {
 	for rest := order; len(rest) > 0; {
 		n := r.alike(rest)
 		if err := r.together(ctx, tx, rest[:n]); err != nil {
-			return nil, err
+			return err
 		}
 		rest = rest[n:]
 	}
+	return nil
+}
+
+// insert inserts the jobs; on an error it gives the reservations back.
+func (r *reservations) insert(ctx context.Context, tx pgx.Tx) (inserted []*Inserted, err error) {
 	jobs := make([]river.InsertManyParams, len(r.params))
 	for i, p := range r.params {
-		var err error
-		if jobs[i], err = r.in.job(p.Args, p.InsertOpts, p.Requests, r.jobs[i], r.jobs[i].Receipt); err != nil {
-			return nil, err
+		receipt := r.jobs[i].Receipt
+		if r.one {
+			receipt = nil
+		}
+		if jobs[i], err = r.in.job(p, r.jobs[i], receipt); err != nil {
+			break
 		}
 	}
-	return r.in.insert(ctx, tx, jobs)
+	var results []*rivertype.JobInsertResult
+	if err == nil {
+		results, err = r.in.insert(ctx, tx, jobs)
+	}
+	if err != nil {
+		r.in.giveBack(ctx, tx, r.wholes)
+		return nil, err
+	}
+	for i, result := range results {
+		inserted = append(inserted, &Inserted{result, r.jobs[i]})
+	}
+	return inserted, nil
 }
 
 // alike is how many jobs, from the first on, take from its limits and keys in its modes.
@@ -335,26 +348,12 @@ func (in Inserter) InsertBatchTx(ctx context.Context, tx pgx.Tx, params []river.
 	if err != nil {
 		return nil, err
 	}
-	jobs := make([]river.InsertManyParams, len(params))
-	for i, p := range params {
-		if jobs[i], err = in.job(p.Args, p.InsertOpts, requests, reserved, nil); err != nil {
-			in.giveBack(ctx, tx, reserved)
-			return nil, err
-		}
+	all := reservations{in: in, wholes: []ratelimit.Result{reserved}, jobs: slices.Repeat([]ratelimit.Result{reserved}, len(params)), one: true}
+	for _, p := range params {
+		all.params = append(all.params, InsertManyParams{p.Args, p.InsertOpts, requests})
 	}
-	results, err := in.insert(ctx, tx, jobs)
-	if err != nil {
-		in.giveBack(ctx, tx, reserved)
-		return nil, err
-	}
-	inserted, skipped := make([]*Inserted, len(results)), 0
-	for i, r := range results {
-		inserted[i] = &Inserted{r, reserved}
-		if r.UniqueSkippedAsDuplicate {
-			skipped++
-		}
-	}
-	if skipped == len(results) {
+	inserted, err := all.insert(ctx, tx)
+	if err == nil && !slices.ContainsFunc(inserted, func(i *Inserted) bool { return !i.UniqueSkippedAsDuplicate }) {
 		_, err = in.Store.CancelTx(ctx, tx, reserved.Receipt)
 	}
 	return inserted, err
@@ -389,7 +388,7 @@ const giveBackTimeout = 5 * time.Second
 
 // giveBack undoes reservations for jobs that were not inserted. It fails when
 // tx has failed, and then there is nothing to undo.
-func (in Inserter) giveBack(ctx context.Context, tx pgx.Tx, reservations ...ratelimit.Result) {
+func (in Inserter) giveBack(ctx context.Context, tx pgx.Tx, reservations []ratelimit.Result) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
 	defer cancel()
 	for _, r := range reservations {
@@ -401,16 +400,16 @@ func (in Inserter) giveBack(ctx context.Context, tx pgx.Tx, reservations ...rate
 
 // job returns the job for River to insert. The receipt, nil for none, is for the job's worker
 // to settle.
-func (in Inserter) job(args river.JobArgs, opts *river.InsertOpts, requests []ratelimit.Request, reserved ratelimit.Result, receipt *ratelimit.Receipt) (river.InsertManyParams, error) {
+func (in Inserter) job(p InsertManyParams, reserved ratelimit.Result, receipt *ratelimit.Receipt) (river.InsertManyParams, error) {
 	if reserved.At.IsZero() { // not limited
-		return river.InsertManyParams{Args: args, InsertOpts: opts}, nil
+		return river.InsertManyParams{Args: p.Args, InsertOpts: p.InsertOpts}, nil
 	}
-	n := note{Attempt: 1}.with(requests, reserved, in.Jitter).keep(receipt)
+	n := note{Attempt: 1}.with(p.Requests, reserved, in.Jitter).keep(receipt)
 	var scheduled river.InsertOpts
-	if opts != nil {
-		scheduled = *opts
+	if p.InsertOpts != nil {
+		scheduled = *p.InsertOpts
 	}
-	if argsOpts, ok := args.(river.JobArgsWithInsertOpts); ok && scheduled.ScheduledAt.IsZero() {
+	if argsOpts, ok := p.Args.(river.JobArgsWithInsertOpts); ok && scheduled.ScheduledAt.IsZero() {
 		scheduled.ScheduledAt = argsOpts.InsertOpts().ScheduledAt
 	}
 	// A job that is due is not scheduled: that would have it wait for River's
@@ -420,5 +419,5 @@ func (in Inserter) job(args river.JobArgs, opts *river.InsertOpts, requests []ra
 	}
 	var err error
 	scheduled.Metadata, err = n.addTo(scheduled.Metadata)
-	return river.InsertManyParams{Args: args, InsertOpts: &scheduled}, err
+	return river.InsertManyParams{Args: p.Args, InsertOpts: &scheduled}, err
 }

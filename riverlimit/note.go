@@ -76,15 +76,11 @@ func noteOf(ctx context.Context, job *rivertype.JobRow) note {
 	if n, ok := ctx.Value(noteKey{job.ID}).(note); ok {
 		return n
 	}
-	var metadata struct {
-		Note note `json:"ratelimit"` // MetadataKey
-	}
-	// Metadata that is not ours to understand has no note in it.
-	err := json.Unmarshal(job.Metadata, &metadata)
-	if err != nil || metadata.Note.Attempt != job.Attempt || metadata.Note.Started {
+	n, err := storedNote(job)
+	if err != nil || n.Attempt != job.Attempt || n.Started { // metadata that is not ours to understand has no note in it
 		return note{Attempt: job.Attempt}
 	}
-	return metadata.Note
+	return n
 }
 
 // unpaid returns the requests that n does not cover.

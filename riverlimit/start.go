@@ -177,9 +177,12 @@ func (m *Middleware) pass(ctx context.Context, gates []ratelimit.Request) (*rate
 		if err != nil {
 			return nil, err
 		}
-		late, err := m.atItsInstant(ctx, asked, result)
-		if err != nil || late <= m.config.StartSlack && !m.over(gates, asked, result) {
+		if err := m.sleepUntil(ctx, decided(result, asked), result.RetryAt); err != nil {
 			return result.Receipt, err
+		}
+		late := time.Since(asked) - result.RetryAfter // at most: the database decided after it was asked
+		if late <= m.config.StartSlack && !m.over(gates, asked, result) {
+			return result.Receipt, nil
 		}
 		m.config.Logger.WarnContext(ctx, "riverlimit: too late to start; asking again",
 			slog.Duration("late", late), slog.Duration("start_slack", m.config.StartSlack))
@@ -274,27 +277,21 @@ func (m *Middleware) ask(ctx context.Context, gates []ratelimit.Request) (asked 
 		if err != nil || result.OK {
 			return asked, result, err
 		}
-		now := decided(result, asked)
-		if now.until(result.RetryAt) > m.config.MaxWait {
-			return asked, result, now.snooze(result.RetryAt.Add(-m.config.MaxWait / 2))
-		}
-		if !sleep(ctx, now.until(result.RetryAt)) {
-			return asked, result, ctx.Err()
+		if err := m.sleepUntil(ctx, decided(result, asked), result.RetryAt); err != nil {
+			return asked, result, err
 		}
 	}
 }
 
-// atItsInstant waits for the instant that was granted, and returns how long ago it
-// is at most: the database decided after it was asked.
-func (m *Middleware) atItsInstant(ctx context.Context, asked time.Time, result ratelimit.Result) (late time.Duration, err error) {
-	now := decided(result, asked)
-	if now.until(result.RetryAt) > m.config.MaxWait { // in a pause
-		return 0, now.snooze(result.RetryAt.Add(-m.config.MaxWait / 2))
+// sleepUntil waits for an instant. If it is later than MaxWait, as in a pause, it returns a snooze.
+func (m *Middleware) sleepUntil(ctx context.Context, now *instant, at time.Time) error {
+	if now.until(at) > m.config.MaxWait {
+		return now.snooze(at.Add(-m.config.MaxWait / 2))
 	}
-	if !sleep(ctx, now.until(result.RetryAt)) {
-		return 0, ctx.Err()
+	if !sleep(ctx, now.until(at)) {
+		return ctx.Err()
 	}
-	return time.Since(asked) - result.RetryAfter, nil
+	return nil
 }
 
 // passed returns how long it takes at least until n jobs that ask as this one does have
