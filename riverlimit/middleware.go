@@ -1,6 +1,7 @@
 package riverlimit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/edge"
 	"github.com/pgratelimit/ratelimit/internal/keyqueue"
 	"github.com/pgratelimit/ratelimit/internal/watch"
 	"github.com/pgratelimit/ratelimit/pgstore"
@@ -151,18 +153,14 @@ var _ rivertype.WorkerMiddleware = (*Middleware)(nil)
 // NewMiddleware makes a Middleware. The store needs a pool. An error is
 // [ratelimit.ErrInvalid], and tells all that is wrong: as *[ratelimit.FieldError]s, joined.
 func NewMiddleware(store *pgstore.Store, config *MiddlewareConfig) (*Middleware, error) {
-	var faults []error
-	if store == nil {
-		faults = append(faults, invalid("Store", nil, "must not be nil"))
+	m := &Middleware{store: store}
+	if config != nil {
+		m.config = *config
 	}
-	if config == nil {
-		config = &MiddlewareConfig{}
-	}
-	if config.Limits == nil && config.InFlight == nil {
-		faults = append(faults, invalid("Limits", nil, "must not be nil"))
-	}
-	m := &Middleware{store: store, config: *config}
-	for _, f := range []struct {
+	f := edge.Faults{Package: "riverlimit"}
+	f.Must(store != nil, "Store", nil, "must not be nil")
+	f.Must(m.config.Limits != nil || m.config.InFlight != nil, "Limits", nil, "must not be nil")
+	for _, d := range []struct {
 		name  string
 		value *time.Duration
 		def   time.Duration
@@ -171,19 +169,13 @@ func NewMiddleware(store *pgstore.Store, config *MiddlewareConfig) (*Middleware,
 		{"MaxWait", &m.config.MaxWait, defaultMaxWait},
 		{"Jitter", &m.config.Jitter, 0},
 	} {
-		if *f.value < 0 {
-			faults = append(faults, invalid(f.name, *f.value, "must not be negative"))
-		}
-		if *f.value == 0 {
-			*f.value = f.def
-		}
+		f.Must(*d.value >= 0, d.name, *d.value, "must not be negative")
+		*d.value = cmp.Or(*d.value, d.def)
 	}
-	if err := errors.Join(faults...); err != nil {
+	if err := f.Err(); err != nil {
 		return nil, err
 	}
-	if m.config.Logger == nil {
-		m.config.Logger = slog.Default()
-	}
+	m.config.Logger = cmp.Or(m.config.Logger, slog.Default())
 	if m.config.InFlight != nil {
 		m.lines = newLines(store, m.config.Catalog, m.config.Logger)
 	}
@@ -192,7 +184,7 @@ func NewMiddleware(store *pgstore.Store, config *MiddlewareConfig) (*Middleware,
 
 // invalid is the error of a field of this package that has a value that it cannot have.
 func invalid(field string, value any, reason string) error {
-	return &ratelimit.FieldError{Package: "riverlimit", Field: field, Value: value, Reason: reason}
+	return edge.Invalid("riverlimit", field, value, reason)
 }
 
 // String is for logs: without it they would show the keys that jobs wait for.
@@ -270,7 +262,7 @@ func (m *Middleware) refused(ctx context.Context, requests []ratelimit.Request) 
 	if err != nil || result.OK {
 		return err
 	}
-	return decided(result, asked).snooze(jitter(result.RetryAt, m.config.Jitter))
+	return decided(result, asked).snooze(ratelimit.Jitter(result.RetryAt, m.config.Jitter))
 }
 
 // slides reports whether a request is for a sliding window, which is its own gate.
@@ -311,7 +303,7 @@ func (m *Middleware) reserve(ctx context.Context, n note, requests []ratelimit.R
 		if result.OK {
 			return n.with(paying, result, m.config.Jitter).keep(result.Receipt), now, nil
 		}
-		at := jitter(result.RetryAt, m.config.Jitter)
+		at := ratelimit.Jitter(result.RetryAt, m.config.Jitter)
 		if !m.waits(ctx, result, begun, now.until(at)) {
 			n, at = m.putBehind(ctx, n, result, at)
 			return n, nil, now.snooze(at)
@@ -403,7 +395,7 @@ func (m *Middleware) again(ctx context.Context, n note, requests []ratelimit.Req
 	}
 	for _, status := range result.Each() {
 		if status.PausedUntil.After(n.At) {
-			n = n.notBefore(jitter(status.PausedUntil, m.config.Jitter))
+			n = n.notBefore(ratelimit.Jitter(status.PausedUntil, m.config.Jitter))
 		}
 	}
 	return n, decided(result, asked), nil

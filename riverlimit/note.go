@@ -108,7 +108,7 @@ func (n note) with(requests []ratelimit.Request, reserved ratelimit.Result, spre
 	n.Paid = slices.Clone(n.Paid)
 	at := reserved.RetryAt
 	if reserved.RetryAfter > 0 {
-		at = jitter(at, spread)
+		at = ratelimit.Jitter(at, spread)
 	}
 	for _, r := range requests {
 		if slices.ContainsFunc(n.Paid, func(p paid) bool { return p.isFor(r) }) {
@@ -156,10 +156,4 @@ func (n note) addTo(metadata []byte) ([]byte, error) {
 	}
 	object[MetadataKey] = n
 	return json.Marshal(object)
-}
-
-// jitter returns an instant up to spread later, in PostgreSQL's resolution, in
-// which River stores it.
-func jitter(at time.Time, spread time.Duration) time.Time {
-	return ratelimit.Jitter(at, spread)
 }

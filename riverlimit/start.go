@@ -1,6 +1,7 @@
 package riverlimit
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -101,7 +102,7 @@ func (m *Middleware) scheduled(r ratelimit.Request) ratelimit.Request {
 	if !m.config.HardStart || !ok {
 		return r
 	}
-	limit.Capacity = capacityOr(limit.Capacity, limit.Rate)
+	limit.Capacity = cmp.Or(limit.Capacity, limit.Rate)
 	limit.Period = m.stretched(limit.Period)
 	r.Limit = limit
 	return r
@@ -109,14 +110,6 @@ func (m *Middleware) scheduled(r ratelimit.Request) ratelimit.Request {
 
 // aheadSlacks is how many times the slack a gate grants ahead.
 const aheadSlacks = 4
-
-// capacityOr returns a capacity with its default filled in, which is the rate.
-func capacityOr(capacity, rate float64) float64 {
-	if capacity == 0 {
-		return rate
-	}
-	return capacity
-}
 
 // stretched returns a limit's period with the slack in it, and a microsecond: then the tokens
 // refilled during a period and the slack are fewer than Rate, and whole tokens are at most Rate
@@ -302,8 +295,7 @@ func passed(gates []ratelimit.Request, n int) time.Duration {
 	for _, g := range gates {
 		d := g.Limit.Definition()
 		missing := max(0, float64(n)*g.Count-d.Capacity)
-		need := min(missing/d.Rate*float64(d.Period), float64(ratelimit.MaxSpan))
-		longest = max(longest, time.Duration(need))
+		longest = max(longest, span(missing, g))
 	}
 	return longest
 }

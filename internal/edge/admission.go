@@ -68,7 +68,12 @@ func (p *Admission[R, O]) ByOutcome() bool {
 // FailOpen or Shadow. Otherwise ok is false, and the caller answers the failure.
 func (p *Admission[R, O]) Do(ctx context.Context, do func(ctx context.Context), outcome func(panicked bool) O) (failure ratelimit.Event, ok bool) {
 	g := p.limiter
-	p.charge.pkg, p.charge.limitOf = g.Package, g.limitOf
+	p.charge.pkg, p.charge.limitOf = g.Package, func(name string) ratelimit.Limit {
+		if q := g.policy(name); q != nil {
+			return q.Limit
+		}
+		return nil
+	}
 	p.charge.outer, _ = ctx.Value(chargeKey{}).(*charge)
 	ran, panicked := false, true
 	defer func() {

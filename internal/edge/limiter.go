@@ -182,14 +182,6 @@ func (g *Limiter[R, O]) policy(name string) *Policy[R, O] {
 	return nil
 }
 
-// limitOf returns the limit with a name, or nil.
-func (g *Limiter[R, O]) limitOf(name string) ratelimit.Limit {
-	if p := g.policy(name); p != nil {
-		return p.Limit
-	}
-	return nil
-}
-
 // event returns the event of a store's answer to requests, or of an error. permit is the permit
 // that the answer is about, or nil.
 func (g *Limiter[R, O]) event(result ratelimit.Result, err error, permit *ratelimit.Permit, requests []ratelimit.Request) ratelimit.Event {
@@ -238,9 +230,4 @@ type askedKey struct{}
 func Asked[R any](ctx context.Context) (r R) {
 	r, _ = ctx.Value(askedKey{}).(R)
 	return r
-}
-
-// Refused reports whether a request was refused for want of tokens or of a permit.
-func Refused(e *ratelimit.Event) bool {
-	return e.Outcome == ratelimit.OutcomeRefused || e.Outcome == ratelimit.OutcomePaused
 }
