@@ -44,9 +44,7 @@ func newStore(t testing.TB) (*pgstore.Store, *pgtest.DB) {
 	t.Helper()
 	db := pgtest.New(t)
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return store, db
 }
 
@@ -77,9 +75,7 @@ func newLimiter(t testing.TB, store grpclimit.Store, config grpclimit.Config) *g
 		config.Timeout = 20 * time.Second
 	}
 	l, err := grpclimit.New(store, &config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return l
 }
 
@@ -189,9 +185,7 @@ func dial(t testing.TB, e *echo, limit *grpclimit.Limiter, opts ...grpc.DialOpti
 func connect(t testing.TB, target string, opts ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient(target, append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -200,9 +194,7 @@ func connect(t testing.TB, target string, opts ...grpc.DialOption) *grpc.ClientC
 func waiting(t testing.TB, config grpclimit.ClientConfig) []grpc.DialOption {
 	t.Helper()
 	client, err := grpclimit.NewClient(&config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return []grpc.DialOption{grpc.WithChainUnaryInterceptor(client.Unary), grpc.WithChainStreamInterceptor(client.Stream)}
 }
 
@@ -260,9 +252,7 @@ func told(err error) (violated []string, again time.Duration) {
 func held(t *testing.T, store ratelimit.Permits, key string) int {
 	t.Helper()
 	permits, err := store.Held(context.WithoutCancel(t.Context()), calls, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return len(permits)
 }
 
@@ -284,3 +274,13 @@ type failing struct{ *memstore.Store }
 func (failing) Allow(context.Context, ...ratelimit.Request) (ratelimit.Result, error) {
 	return ratelimit.Result{}, errDatabase
 }
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// errOf returns the error of a function that returns a value as well.
+func errOf[T any](_ T, err error) error { return err }

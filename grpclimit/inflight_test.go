@@ -97,9 +97,7 @@ func TestInFlightStream(t *testing.T) {
 func TestStreams(t *testing.T) {
 	conn := dial(t, &echo{}, newLimiter(t, memstore.New(nil), grpclimit.Config{Policies: []grpclimit.Policy{{Limit: perMinute}}}))
 	stream, err := conn.NewStream(t.Context(), &chatDesc, chatMethod)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for n := range 5 {
 		in, out := wrapperspb.String(fmt.Sprint(n)), new(wrapperspb.StringValue)
 		if err := errors.Join(stream.SendMsg(in), stream.RecvMsg(out)); err != nil || out.GetValue() != in.GetValue() {
@@ -115,9 +113,7 @@ func TestStreams(t *testing.T) {
 // costs nothing, and permits are held as ever.
 func TestInTx(t *testing.T) {
 	store, db := newStore(t)
-	if _, err := db.Pool.Exec(t.Context(), "CREATE TABLE "+db.Schema+".orders (text text)"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(db.Pool.Exec(t.Context(), "CREATE TABLE "+db.Schema+".orders (text text)")))
 	errNoSuchPiece := errors.New("no such piece")
 	e := &echo{say: func(ctx context.Context, text string) error {
 		if _, ok := grpclimit.PermitOf(ctx, "calls"); !ok {

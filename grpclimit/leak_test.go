@@ -28,9 +28,7 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	limit := newLimiter(t, store, config)
 	conn := dial(t, &echo{}, limit)
 	say(as(t, leak.Key), conn, "hello")
-	if _, err := store.Permits().Acquire(t.Context(), ratelimit.InFlight{Name: "calls", Limit: 1}.For(leak.Key)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(store.Permits().Acquire(t.Context(), ratelimit.InFlight{Name: "calls", Limit: 1}.For(leak.Key))))
 	say(as(t, leak.Key), conn, "hello")
 	say(as(t, leak.Key+strings.Repeat("k", ratelimit.MaxKeyLength)), conn, "hello")
 	if len(events) != 6 {
@@ -39,13 +37,9 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	call := grpclimit.Call{Method: sayMethod, Context: metadata.NewIncomingContext(t.Context(), metadata.Pairs("x-user", leak.Key)), Message: leak.Key}
 	clientConfig := grpclimit.ClientConfig{Scope: func(string, string) string { return leak.Key }}
 	client, err := grpclimit.NewClient(&clientConfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	addresses, err := grpclimit.NewAddresses(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	leak.Check(t, ".", map[string]any{
 		"ClientStore":    memstore.New(nil),
 		"Store":          memstore.New(nil),

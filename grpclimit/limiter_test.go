@@ -254,13 +254,9 @@ func TestKeys(t *testing.T) {
 // A client cannot choose its address by metadata, unless a trusted proxy passes it on.
 func TestSpoofedAddresses(t *testing.T) {
 	trusted, err := grpclimit.NewAddresses(&grpclimit.AddressConfig{Trusted: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, UnixSocket: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	none, err := grpclimit.NewAddresses(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	tcp := func(ip string) net.Addr { return &net.TCPAddr{IP: net.ParseIP(ip), Port: 1234} }
 	for _, test := range []struct {
 		name      string
@@ -349,15 +345,9 @@ func TestUsed(t *testing.T) {
 // The catalog's definition of a key holds.
 func TestCatalog(t *testing.T) {
 	known, err := catalog.NewInMemory(&catalog.Config{Logger: discardLogs})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := known.Publish(t.Context(), perMinute); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := known.Set(t.Context(), perMinute.Name, "ann", catalog.Override{Mode: ratelimit.ModeRefuse}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, known.Publish(t.Context(), perMinute))
+	must(t, errOf(known.Set(t.Context(), perMinute.Name, "ann", catalog.Override{Mode: ratelimit.ModeRefuse})))
 	conn := dial(t, &echo{}, newLimiter(t, memstore.New(nil), grpclimit.Config{Policies: []grpclimit.Policy{{Limit: perMinute, Key: byUser}}, Catalog: known}))
 	wantCode(t, say(as(t, "bob"), conn, "hello"), codes.OK)
 	err = say(as(t, "ann"), conn, "hello")

@@ -54,9 +54,7 @@ func newMiddleware(t testing.TB, store httplimit.Store, config httplimit.Config)
 		config.Logger = discardLogs
 	}
 	m, err := httplimit.New(store, &config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return m
 }
 
@@ -112,9 +110,7 @@ type problem struct {
 func readProblem(t *testing.T, resp *http.Response) (p problem) {
 	t.Helper()
 	wantHeader(t, resp, "Content-Type", "application/problem+json")
-	if err := json.NewDecoder(resp.Body).Decode(&p); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.NewDecoder(resp.Body).Decode(&p))
 	if p.Status != resp.StatusCode {
 		t.Errorf("the problem's status is %d, the response's %d", p.Status, resp.StatusCode)
 	}
@@ -125,9 +121,7 @@ func readProblem(t *testing.T, resp *http.Response) (p problem) {
 func left(t *testing.T, store *memstore.Store, limit ratelimit.Limit, key string) float64 {
 	t.Helper()
 	result, err := store.Check(context.Background(), limit.For(key))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return result.Value
 }
 
@@ -156,17 +150,13 @@ func (f failing) Settle(context.Context, *ratelimit.Receipt, ...float64) (rateli
 func importsOf(t *testing.T) (imports []string) {
 	t.Helper()
 	names, err := filepath.Glob("*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, name := range names {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
 		}
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, spec := range file.Imports {
 			imports = append(imports, strings.Trim(spec.Path.Value, `"`))
 		}
@@ -176,3 +166,13 @@ func importsOf(t *testing.T) (imports []string) {
 	}
 	return imports
 }
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// errOf returns the error of a function that returns a value as well.
+func errOf[T any](_ T, err error) error { return err }

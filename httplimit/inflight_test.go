@@ -55,9 +55,7 @@ var callsByUser = []httplimit.InFlightPolicy{{Limit: calls, Key: byUser}}
 func held(t *testing.T, store ratelimit.Permits, limit ratelimit.InFlight, key string) int {
 	t.Helper()
 	permits, err := store.Held(context.WithoutCancel(t.Context()), limit, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return len(permits)
 }
 
@@ -322,13 +320,9 @@ func TestInFlightOutlivesItsClient(t *testing.T) {
 		defer server.Close()
 		ctx, leave := context.WithCancel(t.Context())
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		resp, err := server.Client().Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if line, err := bufio.NewReader(resp.Body).ReadString('\n'); err != nil || line != "data: 1\n" {
 			t.Errorf("got %q, %v of the stream", line, err)
 		}
@@ -364,9 +358,7 @@ func TestInFlightHijacked(t *testing.T) {
 	})))
 	defer server.Close()
 	conn, err := net.Dial("tcp", server.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer conn.Close()
 	fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
 	if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.Contains(line, "101") {
@@ -640,13 +632,9 @@ func TestKillServerProcess(t *testing.T) {
 		return
 	}
 	pool, err := pgxpool.New(t.Context(), os.Getenv(killURL))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	store, err := pgstore.New(pool, &pgstore.Config{Schema: os.Getenv(killSchema)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	m := newMiddleware(t, store, httplimit.Config{Permits: store.Permits(), InFlight: []httplimit.InFlightPolicy{{Limit: killLimit}}})
 	serve(m.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		fmt.Println("at work")
@@ -663,17 +651,11 @@ func TestInFlightKilled(t *testing.T) {
 	process.Env = append(os.Environ(), killURL+"="+pgtest.URL(t), killSchema+"="+db.Schema)
 	process.Stderr = os.Stderr
 	stdin, err := process.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer stdin.Close()
 	stdout, err := process.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := process.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, process.Start())
 	defer process.Wait()
 	defer process.Process.Kill()
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil || line != "at work\n" {
@@ -688,9 +670,7 @@ func TestInFlightKilled(t *testing.T) {
 	if err != nil || len(permits) != 1 {
 		t.Fatalf("got %v, %v, want a permit", permits, err)
 	}
-	if err := process.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, process.Process.Kill())
 	process.Wait()
 	killed := time.Now()
 	for serve(h, get("/")).StatusCode != 200 {

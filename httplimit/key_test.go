@@ -66,17 +66,13 @@ func TestKeys(t *testing.T) {
 // What an override writes is what the door makes of a request.
 func TestKeysOfOverrides(t *testing.T) {
 	addresses, err := httplimit.NewAddresses(&httplimit.AddressConfig{IPv4Bits: 24})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r := get("/", "X-User", "sk_live")
 	r.RemoteAddr = "192.0.2.7:80"
 	made := func(key httplimit.Key) string {
 		t.Helper()
 		k, err := key(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return k
 	}
 	of, err := addresses.KeyOf(netip.MustParseAddr("192.0.2.9"))
@@ -193,9 +189,7 @@ func TestSpoofedAddresses(t *testing.T) {
 			Trusted: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8:ffff::/48")},
 			Header:  test.trusted,
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		r := get("/", test.header...)
 		r.RemoteAddr = test.from
 		if got, err := a.Key(r); err != nil || got != test.want {
@@ -221,9 +215,7 @@ func TestAddressesByOption(t *testing.T) {
 		{"a trusted Unix socket that tells nothing", &httplimit.AddressConfig{UnixSocket: true}, "@", nil, ""},
 	} {
 		a, err := httplimit.NewAddresses(test.config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		r := get("/", test.header...)
 		r.RemoteAddr = test.from
 		if got, err := a.Key(r); got != test.want || (err == nil) != (test.want != "") {
@@ -244,9 +236,7 @@ func FuzzAddress(f *testing.F) {
 	f.Fuzz(func(t *testing.T, sent string) {
 		for _, header := range []string{"X-Forwarded-For", "Forwarded", "X-Real-Ip"} {
 			a, err := httplimit.NewAddresses(&httplimit.AddressConfig{Trusted: trusted, Header: header})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			appended := "198.51.100.7"
 			if header == "Forwarded" {
 				appended = `for="198.51.100.7:80";proto=https`

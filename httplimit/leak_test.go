@@ -62,24 +62,18 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	defer server.Close()
 	transportConfig := httplimit.TransportConfig{MaxTries: 1, Scope: func(*http.Request) string { return leak.Key }}
 	transport, err := httplimit.NewTransport(&transportConfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if resp, err := transport.RoundTrip(get(server.URL)); err != nil || resp.Body.Close() != nil {
 		t.Fatal(err)
 	}
 	addresses, err := httplimit.NewAddresses(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, invalid := httplimit.New(memstore.New(nil), &httplimit.Config{PartitionSecret: []byte(leak.Key)})
 	if invalid == nil {
 		t.Fatal("want an error")
 	}
 	result, err := memstore.New(nil).Check(t.Context(), api.For(leak.Key))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	leak.Check(t, ".", map[string]any{
 		"AddressConfig":   httplimit.AddressConfig{},
 		"Addresses":       addresses,
@@ -111,22 +105,14 @@ func TestNoTypeShowsKeys(t *testing.T) {
 func TestNoFaultShowsKeys(t *testing.T) {
 	db := pgtest.New(t)
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer store.Close()
 	api := ratelimit.TokenBucket{Name: "api", Rate: 2, Period: time.Minute}
-	if _, err := store.Allow(t.Context(), api.For(leak.Key)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(store.Allow(t.Context(), api.For(leak.Key))))
 	tx, err := db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer tx.Rollback(t.Context())
-	if _, err := tx.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(tx.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE")))
 	var log bytes.Buffer
 	var event ratelimit.Event
 	limit := newMiddleware(t, store, httplimit.Config{

@@ -162,9 +162,7 @@ func TestEffectiveWindow(t *testing.T) {
 	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: perMinute}, {Limit: perDay}}})
 	fields := func(verb func(context.Context, ...ratelimit.Request) (ratelimit.Result, error), requests ...ratelimit.Request) string {
 		result, err := verb(t.Context(), requests...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		w := httptest.NewRecorder()
 		m.Granted(w, get("/"), result)
 		m.Answer(w, get("/"), result.Err())
@@ -184,15 +182,11 @@ func TestEffectiveWindow(t *testing.T) {
 	wantFields(fields(store.Allow, perMinute.ForN("", 0.5)), `"per_minute";r=0;t=15`)
 	wantFields(fields(store.Allow, perDay.ForN("", 1)), `"per_day";r=3;t=86400`)
 	for _, l := range []ratelimit.Limit{perMinute, perDay} {
-		if _, err := store.Pause(t.Context(), l, "paused", time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(store.Pause(t.Context(), l, "paused", time.Hour)))
 	}
 	wantFields(fields(store.Allow, perMinute.For("paused")), `"per_minute";r=0;t=3606`)
 	result, err := store.Allow(t.Context(), perDay.For("paused"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	wantFields(fields(store.Allow, perDay.For("paused")), fmt.Sprintf(`"per_day";r=0;t=%d`, int(math.Ceil(result.RetryAfter.Seconds()))))
 }
 
@@ -232,9 +226,7 @@ func TestFieldsOfAQuota(t *testing.T) {
 	clock.set(edge)
 	wantFields(200, `"quota";q=3;w=2592000`, `"quota";r=2;t=2592000`, "2592000", "")
 
-	if _, err := store.Pause(t.Context(), quota, "", time.Hour); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(store.Pause(t.Context(), quota, "", time.Hour)))
 	wantFields(429, `"quota";q=3;w=2592000`, `"quota";r=2;t=3600`, "3600", "3600")
 	clock.add(time.Hour)
 	wantFields(200, `"quota";q=3;w=2592000`, `"quota";r=1;t=2588400`, "2588400", "")
@@ -286,9 +278,7 @@ func TestEffectiveWindowOfSlots(t *testing.T) {
 	want := func(verb func(context.Context, ...ratelimit.Request) (ratelimit.Result, error), field string) {
 		t.Helper()
 		result, err := verb(t.Context(), limit.For(""))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		w := httptest.NewRecorder()
 		m.Granted(w, get("/"), result)
 		m.Answer(w, get("/"), result.Err())
@@ -303,9 +293,7 @@ func TestEffectiveWindowOfSlots(t *testing.T) {
 	want(store.Allow, `"l";r=2;t=4`)
 	clock.add(4 * time.Second)
 	want(store.Check, `"l";r=2;t=10`)
-	if _, err := store.Pause(t.Context(), limit, "", 25*time.Second); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(store.Pause(t.Context(), limit, "", 25*time.Second)))
 	want(store.Check, `"l";r=2;t=25`)
 }
 
@@ -345,9 +333,7 @@ func TestKeysAreNotTold(t *testing.T) {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, r)
 		var wire strings.Builder
-		if err := w.Result().Write(&wire); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.Result().Write(&wire))
 		if strings.Contains(wire.String(), "zoe") {
 			t.Errorf("the response holds the key:\n%s", &wire)
 		}
@@ -496,9 +482,7 @@ func TestJitterIsBounded(t *testing.T) {
 			user := strconv.Itoa(i)
 			wantStatus(t, serve(h, get("/", "X-User", user)), 200)
 			wait, err := strconv.Atoi(serve(h, get("/", "X-User", user)).Header.Get("Retry-After"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			latest = max(latest, time.Duration(wait)*time.Second-day.Period)
 		}
 		if want := max(most, 30*time.Second); latest > want || latest < want*9/10 {

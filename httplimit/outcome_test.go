@@ -232,9 +232,7 @@ func TestClientGone(t *testing.T) {
 	}))
 	defer server.Close()
 	resp, err := server.Client().Get(server.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	resp.Body.Close()
 	<-done
 	if got := left(t, store, failures, ""); got > 2.1 || got < 2 {
@@ -376,9 +374,7 @@ func TestRealWriter(t *testing.T) {
 	for _, test := range []struct{ path, body string }{{"/copy", "copied"}, {"/flush", "flushed"}, {"/hijack", "taken"}} {
 		settled.Add(1)
 		resp, err := server.Client().Get(server.URL + test.path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		body, err := io.ReadAll(resp.Body)
 		resp.Body.Close()
 		if err != nil || string(body) != test.body {

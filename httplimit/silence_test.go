@@ -27,9 +27,7 @@ func TestSilentDatabase(t *testing.T) {
 			logger := slog.New(slog.NewTextHandler(&log, nil))
 			db := memstore.New(nil)
 			store, err := fallback.New(db, &fallback.Config{Logger: logger})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer store.Close()
 			var events []ratelimit.Event
 			config := httplimit.Config{

@@ -87,18 +87,14 @@ func newTransport(t *testing.T, config httplimit.TransportConfig) *httplimit.Tra
 	t.Helper()
 	config.Logger = discardLogs
 	transport, err := httplimit.NewTransport(&config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return transport
 }
 
 func request(t *testing.T, method string, body io.Reader, pairs ...string) *http.Request {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, "http://partner.example/path", body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for i := 0; i < len(pairs); i += 2 {
 		r.Header.Set(pairs[i], pairs[i+1])
 	}
@@ -355,9 +351,7 @@ func TestTransportHeedsExhaustion(t *testing.T) {
 		transport := newTransport(t, httplimit.TransportConfig{Base: s})
 		for range 3 {
 			resp, err := transport.RoundTrip(request(t, "POST", nil))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			resp.Body.Close()
 		}
 		if want := []time.Duration{0, 5 * time.Second, 5 * time.Second}; !slices.EqualFunc(s.asked, want, within) {

@@ -28,9 +28,7 @@ func newStore(t testing.TB, clock func() time.Time) (*pgstore.Store, *pgtest.DB)
 	t.Helper()
 	db := pgtest.New(t)
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Clock: clock})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return store, db
 }
 
@@ -86,9 +84,7 @@ func TestInTheHandlersTransaction(t *testing.T) {
 	clock := newClock()
 	store, db := newStore(t, clock.Now)
 	table := db.Schema + ".orders"
-	if _, err := db.Pool.Exec(t.Context(), "CREATE TABLE "+table+" (customer text)"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(db.Pool.Exec(t.Context(), "CREATE TABLE "+table+" (customer text)")))
 	var decisions []ratelimit.Outcome
 	limit := newMiddleware(t, store, httplimit.Config{
 		Policies: []httplimit.Policy{{Limit: perMinute, Key: byUser, Cost: httplimit.CostFromQuery("n", 1, 1)}},
@@ -149,9 +145,7 @@ func TestLockedRow(t *testing.T) {
 	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: rows, Key: byUser}}, Timeout: 3 * time.Second})
 	h := m.Handler(&answering{})
 	tx, err := db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer tx.Rollback(t.Context())
 	if result, err := store.AllowTx(t.Context(), tx, rows.For("ann")); err != nil || !result.OK {
 		t.Fatalf("got %v, %v, want a grant", result, err)
@@ -168,9 +162,7 @@ func TestLockedRow(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.Rollback(t.Context()))
 	wantStatus(t, serve(h, get("/", "X-User", "ann")), 200)
 }
 

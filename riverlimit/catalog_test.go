@@ -15,16 +15,9 @@ import (
 // raised is a catalog that has two more tokens an hour for hourly.
 func raised(t *testing.T) *catalog.Catalog {
 	t.Helper()
-	limits, err := catalog.NewInMemory(nil)
-	if err == nil {
-		err = limits.Publish(t.Context(), hourly)
-	}
-	if err == nil {
-		_, err = limits.Set(t.Context(), "hourly", catalog.AllKeys, catalog.Override{Rate: 60, Capacity: 4})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	limits := newCatalog(t)
+	must(t, limits.Publish(t.Context(), hourly))
+	must(t, errOf(limits.Set(t.Context(), "hourly", catalog.AllKeys, catalog.Override{Rate: 60, Capacity: 4})))
 	return limits
 }
 

@@ -46,7 +46,7 @@ func TestJobsInFlight(t *testing.T) {
 		m := middleware(t, newStore(t, b.Pool, b.Schema), riverlimit.MiddlewareConfig{InFlight: inFlight, Limits: each(rate), MaxWait: 200 * time.Millisecond})
 		start(t, b.client(t, b.config(work, m)))
 	}
-	b.eventually(t, n, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+	b.eventually(t, n, completed)
 	if got := most.Load(); got != int32(threeAtOnce.Limit) {
 		t.Errorf("%d jobs were worked at a time, want %d", got, threeAtOnce.Limit)
 	}
@@ -113,7 +113,7 @@ func TestJobsInFlightByWeight(t *testing.T) {
 		}
 		return ctx.Err()
 	}, m)))
-	b.eventually(t, n, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+	b.eventually(t, n, completed)
 }
 
 // The limit of a job's permit is by what the catalog says.
@@ -121,16 +121,9 @@ func TestJobsInFlightByCatalog(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.insertPlain(t, 1)
-	limits, err := catalog.NewInMemory(nil)
-	if err == nil {
-		err = limits.PublishInFlight(t.Context(), threeAtOnce)
-	}
-	if err == nil {
-		_, err = limits.Set(t.Context(), threeAtOnce.Name, "", catalog.Override{AtOnce: 7})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	limits := newCatalog(t)
+	must(t, limits.PublishInFlight(t.Context(), threeAtOnce))
+	must(t, errOf(limits.Set(t.Context(), threeAtOnce.Name, "", catalog.Override{AtOnce: 7})))
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: inFlight, Catalog: limits})
 	start(t, b.client(t, b.config(func(ctx context.Context, _ *river.Job[callArgs]) error {
 		if permit, ok := riverlimit.PermitOf(ctx); !ok || permit.InFlight.Limit != 7 {
@@ -138,7 +131,7 @@ func TestJobsInFlightByCatalog(t *testing.T) {
 		}
 		return nil
 	}, m)))
-	b.eventually(t, 1, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+	b.eventually(t, 1, completed)
 }
 
 // Jobs of a limit that is switched off wait until it is on again, and burn no attempt.
@@ -170,6 +163,6 @@ func TestJobsInFlightOfBadLimits(t *testing.T) {
 		return r
 	}})
 	start(t, b.client(t, b.config(func(context.Context, *river.Job[callArgs]) error { return nil }, m)))
-	b.eventually(t, 1, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+	b.eventually(t, 1, completed)
 	b.eventually(t, 1, `SELECT count(*) FROM river_job WHERE state = 'cancelled'`)
 }

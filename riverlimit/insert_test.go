@@ -76,17 +76,11 @@ func TestInsertTxRollback(t *testing.T) {
 	b := newBench(t)
 	in := b.inserter(t)
 	tx, err := b.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for i := range 5 {
-		if _, err := in.InsertTx(t.Context(), tx, callArgs{i}, nil, hourly.For("")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(in.InsertTx(t.Context(), tx, callArgs{i}, nil, hourly.For(""))))
 	}
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.Rollback(t.Context()))
 	jobs, limits := b.count(t, countJobs), b.count(t, countLimits)
 	t.Logf("after the rollback: %d jobs, %d rows of limits", jobs, limits)
 	if jobs != 0 || limits != 0 {
@@ -307,15 +301,6 @@ func TestInsertJitter(t *testing.T) {
 	if len(different) < 2 {
 		t.Error("all shifted alike")
 	}
-}
-
-// paramsOf is numbered jobs with these requests.
-func paramsOf(jobs [][]ratelimit.Request) []riverlimit.InsertManyParams {
-	params := make([]riverlimit.InsertManyParams, len(jobs))
-	for i, requests := range jobs {
-		params[i] = riverlimit.InsertManyParams{Args: callArgs{i}, Requests: requests}
-	}
-	return params
 }
 
 // Transactions that insert jobs with the same limits in opposite orders wait for

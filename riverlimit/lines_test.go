@@ -30,19 +30,13 @@ func TestParkedJobBringsOthers(t *testing.T) {
 	in := b.inserter(t)
 	in.InFlight = two
 	inserted, err := b.insertTenants(t, in, "A", "A", "A", "A")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r := newRuns()
 	client := b.tenants(t, r, 10, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: two}))
 	for _, i := range inserted[:2] {
-		if _, err := client.JobDelete(t.Context(), i.Job.ID); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(client.JobDelete(t.Context(), i.Job.ID)))
 	}
-	if _, err := client.JobRetry(t.Context(), inserted[2].Job.ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(client.JobRetry(t.Context(), inserted[2].Job.ID)))
 	start(t, client)
 	b.eventually(t, 2, running)
 	b.eventually(t, 0, parkedRows)
@@ -60,9 +54,7 @@ func (b *bench) withPausedQueue(t *testing.T, r *runs, inFlight func(*rivertype.
 	client := b.client(t, config)
 	start(t, client)
 	b.eventually(t, 2, `SELECT count(*) FROM river_queue`)
-	if err := client.QueuePause(t.Context(), "other", nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client.QueuePause(t.Context(), "other", nil))
 	return client
 }
 
@@ -89,9 +81,7 @@ func TestParkedInPausedQueue(t *testing.T) {
 	if n := b.count(t, parkedRows); n != 1 {
 		t.Errorf("%d jobs in line, want 1", n)
 	}
-	if err := client.QueueResume(t.Context(), "other", nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client.QueueResume(t.Context(), "other", nil))
 	close(r.letGo)
 	b.eventually(t, 3, completedOnce)
 	b.eventually(t, 0, parkedRows)
@@ -109,10 +99,7 @@ func TestInsertParkedBehindDuplicates(t *testing.T) {
 		for i, tenant := range tenants {
 			params[i] = riverlimit.InsertManyParams{Args: tenantArgs{tenant}, InsertOpts: unique}
 		}
-		b.inTx(t, func(tx pgx.Tx) error {
-			_, err := in.InsertManyTx(t.Context(), tx, params)
-			return err
-		})
+		b.insert(t, in, params)
 	}
 	insert("A", "B")
 	in.InFlight = func(*rivertype.JobRow) ratelimit.PermitRequest { return oneAtOnce.For("") }
@@ -131,16 +118,12 @@ func TestInsertParkedWhileTheLineEnds(t *testing.T) {
 	b := newBench(t)
 	in := b.inserter(t)
 	in.InFlight = oneOfTenant
-	if _, err := b.insertTenants(t, in, "A", "A"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(b.insertTenants(t, in, "A", "A")))
 	r := newRuns()
 	start(t, b.tenants(t, r, 5, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: oneOfTenant})))
 	r.next(t)
 	tx, err := b.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = tx.Rollback(t.Context()) }()
 	inserted, err := in.InsertTx(t.Context(), tx, tenantArgs{"A"}, nil)
 	if err != nil || time.Until(inserted.Job.ScheduledAt) < time.Hour {
@@ -153,9 +136,7 @@ func TestInsertParkedWhileTheLineEnds(t *testing.T) {
 	}
 	close(r.letGo)
 	b.eventually(t, 2, completedOnce)
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.Commit(t.Context()))
 	b.eventually(t, 3, completedOnce)
 	b.eventually(t, 0, parkedRows)
 }
@@ -173,23 +154,14 @@ func TestInsertParkedBehindOneThatMoves(t *testing.T) {
 		}
 		return one.For("")
 	}
-	permit, err := b.store.Permits().Acquire(t.Context(), other.For(""))
-	if err != nil || !permit.OK {
-		t.Fatal(permit, err)
-	}
+	b.hold(t, other.For(""))
 	in := b.inserter(t)
 	in.InFlight = inFlight
-	if _, err := b.insertTenants(t, in, "one", "both"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(b.insertTenants(t, in, "one", "both")))
 	tx, err := b.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = tx.Rollback(t.Context()) }()
-	if _, err := in.InsertTx(t.Context(), tx, tenantArgs{"one"}, nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(in.InsertTx(t.Context(), tx, tenantArgs{"one"}, nil)))
 	r := newRuns()
 	close(r.letGo)
 	refused := make(chan struct{}, 1000)
@@ -200,9 +172,7 @@ func TestInsertParkedBehindOneThatMoves(t *testing.T) {
 	}})))
 	<-refused
 	b.eventually(t, 1, putOff)
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.Commit(t.Context()))
 	b.eventually(t, 2, completedOnce)
 	b.eventually(t, 1, `SELECT count(*) FROM rate_limit_parked WHERE name = 'other'`)
 }
@@ -217,18 +187,14 @@ func TestParkedByArrival(t *testing.T) {
 	client := b.withPausedQueue(t, r, inFlight)
 	insert := func(tenant string, opts *river.InsertOpts) {
 		t.Helper()
-		if _, err := client.Insert(t.Context(), tenantArgs{tenant}, opts); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(client.Insert(t.Context(), tenantArgs{tenant}, opts)))
 	}
 	insert("A", nil)
 	r.next(t)
 	insert("older", &river.InsertOpts{Queue: "other"})
 	insert("first", nil)
 	b.eventually(t, 1, putOff)
-	if err := client.QueueResume(t.Context(), "other", nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client.QueueResume(t.Context(), "other", nil))
 	b.eventually(t, 2, putOff)
 	r.letGo <- struct{}{}
 	if job := r.next(t); job.Args.Tenant != "first" {
@@ -257,10 +223,7 @@ func TestParkedPassesOn(t *testing.T) {
 	b.eventually(t, 1, putOff)
 	b.mustInsertTenants(t, "B")
 	b.eventually(t, 2, putOff)
-	permit, err := b.store.Permits().Acquire(t.Context(), other.For(""))
-	if err != nil || !permit.OK {
-		t.Fatal(permit, err)
-	}
+	b.hold(t, other.For(""))
 	r.letGo <- struct{}{}
 	if job := r.next(t); job.Args.Tenant != "B" {
 		t.Errorf("a job of %s starts", job.Args.Tenant)
@@ -327,9 +290,7 @@ func TestParkedClocksDiffer(t *testing.T) {
 	b := newBench(t)
 	const ahead = 40 * time.Minute
 	store, err := pgstore.New(b.Pool, &pgstore.Config{Schema: b.Schema, Clock: func() time.Time { return time.Now().Add(ahead) }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	permit, err := store.Permits().Acquire(t.Context(), threeAtOnce.ForN("", 3))
 	if err != nil || !permit.OK {
 		t.Fatal(permit, err)
@@ -346,19 +307,13 @@ func TestParkedWhereSerializableIsTheDefault(t *testing.T) {
 	b := newBench(t, pgtest.WithConfig(func(c *pgxpool.Config) {
 		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
 	}))
-	b.inTx(t, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), fmt.Sprintf(`CREATE FUNCTION %[1]s.level() RETURNS trigger LANGUAGE plpgsql AS $$
+	b.exec(t, fmt.Sprintf(`CREATE FUNCTION %[1]s.level() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
 	ASSERT current_setting('transaction_isolation') = 'read committed';
 	RETURN new;
 END $$;
 CREATE TRIGGER level BEFORE INSERT ON %[1]s.rate_limit_parked FOR EACH ROW EXECUTE FUNCTION %[1]s.level()`, b.Schema))
-		return err
-	})
-	permit, err := b.store.Permits().Acquire(t.Context(), threeAtOnce.ForN("", 3))
-	if err != nil || !permit.OK {
-		t.Fatal(permit, err)
-	}
+	b.hold(t, threeAtOnce.ForN("", 3))
 	newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: inFlight})).work(nil, river.EventKindJobSnoozed, 0)
 	if n := b.count(t, parkedRows); n != 1 {
 		t.Errorf("%d jobs in line, want 1", n)

@@ -37,9 +37,7 @@ type one struct {
 func newOne(t *testing.T, b *bench, middleware ...rivertype.Middleware) *one {
 	t.Helper()
 	tx, err := b.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
 	o := &one{bench: b, t: t, tx: tx}
 	work := func(context.Context, *river.Job[callArgs]) error {
@@ -128,9 +126,7 @@ func TestMiddlewareLife(t *testing.T) {
 func TestMiddlewareRescued(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	if _, err := b.store.Reserve(t.Context(), hourly.ForN("", 2)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(b.store.Reserve(t.Context(), hourly.ForN("", 2))))
 	o := newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(hourly)}))
 	job := o.due(o.work(nil, river.EventKindJobSnoozed, 0))
 	o.wantValue(-1)
@@ -190,11 +186,7 @@ func TestMiddlewareAddsToInserted(t *testing.T) {
 	}
 	o := newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: both}))
 	in := b.inserter(t)
-	var inserted *riverlimit.Inserted
-	b.inTx(t, func(tx pgx.Tx) (err error) {
-		inserted, err = in.InsertTx(t.Context(), tx, callArgs{}, nil, hourly.For(""))
-		return err
-	})
+	inserted := b.insert(t, in, numbered(1, hourly.For("")))[0]
 	o.work(inserted.Job, river.EventKindJobCompleted, 1)
 	o.wantValue(1)
 	if got := b.value(t, "other"); got < 1 || got > 1.05 {
@@ -288,9 +280,7 @@ func TestMiddlewareRefused(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	o := newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(bounded)}))
-	if _, err := b.store.Reserve(t.Context(), bounded.ForN("", 3)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(b.store.Reserve(t.Context(), bounded.ForN("", 3))))
 	job := o.work(nil, river.EventKindJobSnoozed, 0)
 	if wait := time.Until(job.ScheduledAt); (wait - 2*time.Hour).Abs() > time.Minute {
 		t.Errorf("snoozed for %v, want two hours", wait)
@@ -305,9 +295,7 @@ func TestMiddlewareRefusedShortly(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	fast := ratelimit.TokenBucket{Name: "fast", Rate: 10, Period: time.Second, Capacity: 1, MaxReserved: ratelimit.None}
-	if _, err := b.store.Allow(t.Context(), fast.For("")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(b.store.Allow(t.Context(), fast.For(""))))
 	o := newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(fast), MaxWait: time.Minute}))
 	o.work(nil, river.EventKindJobCompleted, 1)
 }
@@ -317,9 +305,7 @@ func TestMiddlewareFault(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	pool, err := pgxpool.New(t.Context(), b.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pool.Close()
 	o := newOne(t, b, middleware(t, newStore(t, pool, b.Schema), riverlimit.MiddlewareConfig{Limits: each(hourly)}))
 	job := o.work(nil, river.EventKindJobSnoozed, 0)
@@ -340,17 +326,13 @@ func TestMiddlewareStopped(t *testing.T) {
 		ran <- struct{}{}
 		return nil
 	}, m))
-	if err := client.Start(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client.Start(context.Background()))
 	<-ran
 	<-ran
 	b.eventually(t, 1, `SELECT count(*) FROM rate_limits WHERE value < -0.9`)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	if err := client.StopAndCancel(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client.StopAndCancel(ctx))
 	got := b.count(t, `SELECT count(*) FROM river_job WHERE state = 'scheduled' AND attempt = 0 AND errors IS NULL
 		AND jsonb_array_length(metadata->'ratelimit'->'paid') = 1 AND scheduled_at > now() + interval '50 min'`)
 	if got != 1 {
@@ -366,9 +348,7 @@ func TestMiddlewareClocksDiffer(t *testing.T) {
 		t.Run(fmt.Sprintf("database %v ahead", ahead), func(t *testing.T) {
 			b := newBench(t)
 			store, err := pgstore.New(b.Pool, &pgstore.Config{Schema: b.Schema, Clock: func() time.Time { return time.Now().Add(ahead) }})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			o := newOne(t, b, middleware(t, store, riverlimit.MiddlewareConfig{Limits: each(hourly), MaxWait: 2 * time.Second}))
 			o.work(nil, river.EventKindJobCompleted, 1)
 			o.work(nil, river.EventKindJobCompleted, 2)
@@ -387,9 +367,7 @@ func TestMiddlewareWorkerFarAhead(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	store, err := pgstore.New(b.Pool, &pgstore.Config{Schema: b.Schema, Clock: func() time.Time { return time.Now().Add(-50 * time.Minute) }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	minutely := ratelimit.TokenBucket{Name: "minutely", Rate: 1, Period: time.Minute, Capacity: ratelimit.None}
 	o := newOne(t, b, middleware(t, store, riverlimit.MiddlewareConfig{Limits: each(minutely)}))
 	o.work(nil, river.EventKindJobSnoozed, 0)
@@ -419,24 +397,16 @@ func TestHardStartPause(t *testing.T) {
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(hourly), HardStart: true, StartSlack: time.Minute})
 	o := newOne(t, b, m)
 	in := b.inserter(t)
-	var inserted *riverlimit.Inserted
-	b.inTx(t, func(tx pgx.Tx) (err error) {
-		inserted, err = in.InsertTx(t.Context(), tx, callArgs{}, nil, hourly.For(""))
-		return err
-	})
+	inserted := b.insert(t, in, numbered(1, hourly.For("")))[0]
 	const pause = 30 * time.Hour
-	if err := m.Pause(t.Context(), pause, hourly.For("")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, m.Pause(t.Context(), pause, hourly.For("")))
 	job := o.work(inserted.Job, river.EventKindJobSnoozed, 0)
 	// One more hour until there is a token.
 	if wait := time.Until(job.ScheduledAt); (wait - pause - time.Hour).Abs() > 5*time.Minute {
 		t.Errorf("snoozed for %v, want %v", wait, pause+time.Hour)
 	}
 	for _, row := range m.Rows(hourly.For("")) {
-		if err := b.store.Reset(t.Context(), row.Limit, row.Key); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.store.Reset(t.Context(), row.Limit, row.Key))
 	}
 	o.work(job, river.EventKindJobCompleted, 1)
 }
@@ -449,15 +419,9 @@ func TestPauseAfterReservation(t *testing.T) {
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(hourly)})
 	o := newOne(t, b, m)
 	in := b.inserter(t)
-	var inserted *riverlimit.Inserted
-	b.inTx(t, func(tx pgx.Tx) (err error) {
-		inserted, err = in.InsertTx(t.Context(), tx, callArgs{}, nil, hourly.For(""))
-		return err
-	})
+	inserted := b.insert(t, in, numbered(1, hourly.For("")))[0]
 	const pause = 30 * time.Hour
-	if err := m.Pause(t.Context(), pause, hourly.For("")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, m.Pause(t.Context(), pause, hourly.For("")))
 	job := o.work(inserted.Job, river.EventKindJobSnoozed, 0)
 	if wait := time.Until(job.ScheduledAt); (wait - pause).Abs() > 5*time.Minute {
 		t.Errorf("snoozed for %v, want %v", wait, pause)
@@ -465,9 +429,7 @@ func TestPauseAfterReservation(t *testing.T) {
 	if n := noted(t, job); len(n.Paid) != 1 || n.Started || !n.At.After(inserted.Reservation.RetryAt.Add(pause-time.Minute)) {
 		t.Errorf("note %+v, want the reservation, put off by the pause", n)
 	}
-	if err := b.store.Resume(t.Context(), hourly, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.store.Resume(t.Context(), hourly, ""))
 	o.work(o.due(job), river.EventKindJobCompleted, 1)
 	o.wantValue(0) // the pause has emptied it, and the job had paid before
 }
@@ -492,9 +454,7 @@ func TestPauseWhileWaiting(t *testing.T) {
 		paused <- m.Pause(t.Context(), time.Hour, slow.For(""))
 	}()
 	job := o.work(nil, river.EventKindJobSnoozed, 0)
-	if err := <-paused; err != nil {
-		t.Fatal(err)
-	}
+	must(t, <-paused)
 	if got := time.Until(job.ScheduledAt); (got - time.Hour).Abs() > 5*time.Minute {
 		t.Errorf("snoozed for %v, want an hour", got)
 	}
@@ -503,9 +463,7 @@ func TestPauseWhileWaiting(t *testing.T) {
 func TestNewMiddlewareInvalid(t *testing.T) {
 	t.Parallel()
 	store, err := pgstore.New(nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	limits := each(hourly)
 	for _, test := range []struct {
 		field  string
@@ -538,9 +496,7 @@ func TestGateBound(t *testing.T) {
 	t.Parallel()
 	const slack = 50 * time.Millisecond
 	store, err := pgstore.New(nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	m := middleware(t, store, riverlimit.MiddlewareConfig{Limits: each(hourly), HardStart: true, StartSlack: slack})
 	for _, limit := range []ratelimit.Limit{
 		ratelimit.TokenBucket{Name: "spaced", Rate: 20, Period: time.Second, Capacity: 1},
@@ -583,9 +539,7 @@ func mostStarts(t *testing.T, gate ratelimit.Request, window, slack time.Duratio
 			now = now.Add(time.Duration(r.Int64N(int64(2 * time.Second))).Truncate(time.Microsecond)) // nobody comes
 		}
 		result, err := store.Reserve(t.Context(), gate)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if !result.OK {
 			refused++
 			now = result.RetryAt // somebody is always there just in time

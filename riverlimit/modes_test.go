@@ -173,13 +173,8 @@ func TestInsertManyInModes(t *testing.T) {
 func TestRefusedWhileItWaits(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	limits, err := catalog.NewInMemory(nil)
-	if err == nil {
-		err = limits.Publish(t.Context(), hourly)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	limits := newCatalog(t)
+	must(t, limits.Publish(t.Context(), hourly))
 	asked := 0
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Catalog: limits, Limits: func(*rivertype.JobRow) []ratelimit.Request {
 		if asked++; asked == 2 { // it has waited

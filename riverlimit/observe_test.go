@@ -47,9 +47,7 @@ func TestObserveJobs(t *testing.T) {
 	}
 	o := newOne(t, b, middleware(t, b.store, config))
 	pool, err := pgxpool.New(t.Context(), b.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pool.Close()
 	broken := newOne(t, b, middleware(t, newStore(t, pool, b.Schema), config))
 	worked := func(want string, o *one, job *rivertype.JobRow, event river.EventKind) *rivertype.JobRow {
@@ -80,9 +78,7 @@ func TestObserveJobs(t *testing.T) {
 	worked("reserve invalid false bounded invalid", o, nil, river.EventKindJobCancelled)
 	requests, permitted = nil, true
 	worked("acquire granted true permits ", o, nil, river.EventKindJobCompleted)
-	if _, err := b.store.Permits().Acquire(t.Context(), permits.For("k")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(b.store.Permits().Acquire(t.Context(), permits.For("k"))))
 	worked("acquire refused false permits ", o, nil, river.EventKindJobSnoozed)
 	worked("acquire failed false permits other", broken, nil, river.EventKindJobSnoozed)
 	requests, permitted, heard = nil, false, nil

@@ -3,7 +3,6 @@ package riverlimit_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -23,6 +22,7 @@ import (
 
 const (
 	parkedRows = `SELECT count(*) FROM rate_limit_parked`
+	completed  = `SELECT count(*) FROM river_job WHERE state = 'completed'`
 	putOff     = `SELECT count(*) FROM river_job WHERE state = 'scheduled'`
 )
 
@@ -97,9 +97,7 @@ func (b *bench) insertTenants(t *testing.T, in riverlimit.Inserter, tenants ...s
 func (b *bench) mustInsertTenants(t *testing.T, tenants ...string) []*riverlimit.Inserted {
 	t.Helper()
 	inserted, err := b.insertTenants(t, b.inserter(t), tenants...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return inserted
 }
 
@@ -146,9 +144,7 @@ func TestParkedJobsByHand(t *testing.T) {
 		case 2:
 			_, err = client.JobRetry(t.Context(), job.Job.ID)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	close(r.letGo)
 	b.eventually(t, 1+each, completedOnce)
@@ -174,9 +170,7 @@ func TestParkedJobsOfAnErasedKey(t *testing.T) {
 	b := newBench(t)
 	longer := oneAtOnce
 	longer.Lease = time.Hour
-	if held, err := b.store.Permits().Acquire(t.Context(), longer.For("A")); err != nil || !held.OK {
-		t.Fatal(held, err)
-	}
+	b.hold(t, longer.For("A"))
 	r := newRuns()
 	close(r.letGo)
 	b.mustInsertTenants(t, "A", "A", "B")
@@ -216,7 +210,7 @@ func TestParkedByWeight(t *testing.T) {
 	b.eventually(t, 2, putOff)
 	r.letGo <- struct{}{}
 	r.letGo <- struct{}{}
-	b.eventually(t, 2, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+	b.eventually(t, 2, completed)
 	if n := b.count(t, putOff); n != 2 {
 		t.Errorf("%d jobs wait, want 2", n)
 	}
@@ -235,9 +229,7 @@ func TestInsertParked(t *testing.T) {
 	in := b.inserter(t)
 	in.InFlight, in.MaxParked = oneOfTenant, 3
 	inserted, err := b.insertTenants(t, in, "A", "A", "B", "A")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if n := b.count(t, parkedRows); n != 2 || b.count(t, putOff) != 2 {
 		t.Errorf("%d jobs are parked, want 2", n)
 	}
@@ -274,13 +266,8 @@ func TestInsertParked(t *testing.T) {
 func TestParkedWhileRefused(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	limits, err := catalog.NewInMemory(nil)
-	if err == nil {
-		err = limits.PublishInFlight(t.Context(), oneAtOnce)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	limits := newCatalog(t)
+	must(t, limits.PublishInFlight(t.Context(), oneAtOnce))
 	b.mustInsertTenants(t, "A", "A", "A")
 	r := newRuns()
 	client := b.tenants(t, r, 10, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: oneOfTenant, Catalog: limits, MaxWait: time.Millisecond}))
@@ -289,21 +276,15 @@ func TestParkedWhileRefused(t *testing.T) {
 	b.eventually(t, 2, putOff)
 	set := func(mode ratelimit.Mode) {
 		t.Helper()
-		if _, err := limits.Set(t.Context(), oneAtOnce.Name, catalog.AllKeys, catalog.Override{Mode: mode}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(limits.Set(t.Context(), oneAtOnce.Name, catalog.AllKeys, catalog.Override{Mode: mode})))
 	}
 	set(ratelimit.ModeRefuse)
 	close(r.letGo)
 	// The next is woken, and refused by the mode, which puts it off for a minute.
-	const refused = `state = 'scheduled' AND scheduled_at < now() + interval '62 s' AND id NOT IN (SELECT job FROM %s.rate_limit_parked)`
-	here := fmt.Sprintf(refused, b.Schema)
-	b.eventually(t, 1, `SELECT least(count(*), 1) FROM river_job WHERE `+here)
+	const refused = `state = 'scheduled' AND scheduled_at < now() + interval '62 s' AND id NOT IN (SELECT job FROM rate_limit_parked)`
+	b.eventually(t, 1, `SELECT least(count(*), 1) FROM river_job WHERE `+refused)
 	set(ratelimit.ModeEnforce)
-	b.inTx(t, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), fmt.Sprintf(`UPDATE %s.river_job SET state = 'available', scheduled_at = now() WHERE %s`, b.Schema, here))
-		return err
-	})
+	b.exec(t, `UPDATE river_job SET state = 'available', scheduled_at = now() WHERE `+refused)
 	b.eventually(t, 3, completedOnce)
 }
 
@@ -311,13 +292,8 @@ func TestParkedWhileRefused(t *testing.T) {
 func TestParkedNotMigrated(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	b.inTx(t, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), "DROP TABLE "+b.Schema+".rate_limit_parked")
-		return err
-	})
-	if permit, err := b.store.Permits().Acquire(t.Context(), oneAtOnce.For("")); err != nil || !permit.OK {
-		t.Fatal(permit, err)
-	}
+	b.exec(t, "DROP TABLE rate_limit_parked")
+	b.hold(t, oneAtOnce.For(""))
 	var told error
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{
 		InFlight: func(*rivertype.JobRow) ratelimit.PermitRequest { return oneAtOnce.For("") },
@@ -335,9 +311,7 @@ func TestRefusedJobsStandBehindEachOther(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	limit := ratelimit.TokenBucket{Name: "few", Rate: 1, Period: time.Hour, Capacity: 1, MaxReserved: ratelimit.None}
-	if _, err := b.store.Allow(t.Context(), limit.For("")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(b.store.Allow(t.Context(), limit.For(""))))
 	for i := range 4 {
 		o := newOne(t, b, middleware(t, newStore(t, b.Pool, b.Schema), riverlimit.MiddlewareConfig{Limits: each(limit)}))
 		job := o.work(nil, river.EventKindJobSnoozed, 0)

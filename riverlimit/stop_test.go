@@ -25,17 +25,11 @@ func TestStopLosesNoRefusal(t *testing.T) {
 	b := newBench(t, pgtest.With(migrations.Catalog), pgtest.With(migrations.Refusals))
 	ctx := t.Context()
 	recorder, err := refusals.New(b.Pool, &refusals.Config{Schema: b.Schema, Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	store, err := pgstore.New(b.Pool, &pgstore.Config{Schema: b.Schema, Observe: recorder.Observe, Escrow: time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	limits, err := catalog.New(b.Pool, &catalog.Config{Schema: b.Schema, Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	limit := ratelimit.TokenBucket{Name: "stopped", Rate: 1, Period: time.Hour}
 	refuse := func(key string) {
 		t.Helper()
@@ -59,12 +53,8 @@ func TestStopLosesNoRefusal(t *testing.T) {
 	ended := make(chan struct{}, 2)
 	go func() { recorder.Run(background); ended <- struct{}{} }()
 	go func() { limits.Run(background); ended <- struct{}{} }()
-	if err := errors.Join(limits.Publish(ctx, limit), jobs.Start(ctx)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := jobs.Insert(ctx, callArgs{}, nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(limits.Publish(ctx, limit), jobs.Start(ctx)))
+	must(t, errOf(jobs.Insert(ctx, callArgs{}, nil)))
 	for _, key := range []string{"before", "request", "job"} {
 		if result, err := store.Allow(ctx, limit.For(key)); err != nil || !result.OK {
 			t.Fatal(result, err)
@@ -85,19 +75,13 @@ func TestStopLosesNoRefusal(t *testing.T) {
 	store.Close()
 	err = errors.Join(err, recorder.Close(ending))
 	b.Pool.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 
 	after, err := pgxpool.New(ctx, b.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer after.Close()
 	keys, err := refusals.Top(ctx, after, b.Schema, refusals.Query{Since: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	times := map[string]int64{}
 	for _, k := range keys {
 		times[k.Key] = k.Times

@@ -16,6 +16,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/riverlimit"
 )
 
@@ -44,25 +45,6 @@ func (s *statements) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.Tra
 }
 func (*statements) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
 func (*statements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
-
-// countedStore is a store on a pool of its own, and the statements that it sends.
-func (b *bench) countedStore(t testing.TB) (*statements, *bench) {
-	t.Helper()
-	config, err := pgxpool.ParseConfig(b.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.MaxConns = 10
-	config.ConnConfig.RuntimeParams["search_path"] = ""
-	sent := &statements{}
-	config.ConnConfig.Tracer = sent
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	return sent, &bench{b.DB, newStore(t, pool, b.Schema)}
-}
 
 // tenantArgs is a job of a tenant.
 type tenantArgs struct {
@@ -94,17 +76,14 @@ var (
 	shared     = ratelimit.TokenBucket{Name: "shared", Rate: 100, Period: time.Minute, Capacity: 1}
 )
 
-func ofTenant(limits ...ratelimit.Limit) func(*rivertype.JobRow) []ratelimit.Request {
+func ofTenant(limits ...ratelimit.TokenBucket) func(*rivertype.JobRow) []ratelimit.Request {
 	return func(job *rivertype.JobRow) (requests []ratelimit.Request) {
 		for _, l := range limits {
 			key := tenantOf(job)
-			if ratelimit.NameOf(l) == shared.Name {
+			if l.Name == shared.Name {
 				key = ""
 			}
-			switch l := l.(type) {
-			case ratelimit.TokenBucket:
-				requests = append(requests, l.For(key))
-			}
+			requests = append(requests, l.For(key))
 		}
 		return requests
 	}
@@ -212,12 +191,12 @@ func (r *turnsRun) run(b *testing.B, lasts time.Duration) {
 // work has 10 workers work what is inserted. It returns the statements that were sent, and when jobs began.
 func (r *turnsRun) work(b *testing.B, lasts time.Duration, insert func(*bench, *river.Client[pgx.Tx])) (on *bench, all int64, began map[string][]time.Duration) {
 	b.Helper()
-	bench := newBench(b)
-	sent, counted := bench.countedStore(b)
+	sent := &statements{}
+	bench := newBench(b, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
 	var mu sync.Mutex
 	times := map[string][]time.Duration{}
 	var begin time.Time
-	config := counted.config(nil, middleware(b, counted.store, r.config))
+	config := bench.config(nil, middleware(b, bench.store, r.config))
 	config.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}}
 	config.Workers = river.NewWorkers()
 	river.AddWorker(config.Workers, river.WorkFunc(func(_ context.Context, job *river.Job[tenantArgs]) error {
@@ -227,7 +206,7 @@ func (r *turnsRun) work(b *testing.B, lasts time.Duration, insert func(*bench, *
 		time.Sleep(r.took)
 		return nil
 	}))
-	client := counted.client(b, config)
+	client := bench.client(b, config)
 	insert(bench, client)
 	begin = time.Now()
 	sent.n.Store(0)

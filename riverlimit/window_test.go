@@ -36,7 +36,7 @@ func wantWindowKept(t *testing.T, b *bench, jobs int, insert func(t testing.TB, 
 	}, m)))
 	inserted, sorted := jobs, []time.Duration(nil)
 	for more := 3; ; more-- {
-		b.eventually(t, inserted, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+		b.eventually(t, inserted, completed)
 		sorted = started.sorted()
 		if more == 0 || mostIn(sorted, time.Second) >= perSecond {
 			break
@@ -78,14 +78,8 @@ func TestHardStartSlidingWindowBunched(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	wantWindowKept(t, b, 60, func(t testing.TB, n int) {
-		params := make([]riverlimit.InsertManyParams, n)
-		for i := range params {
-			params[i] = riverlimit.InsertManyParams{Args: callArgs{i}, Requests: []ratelimit.Request{tenth.For("")}}
-		}
-		b.inTx(t, func(tx pgx.Tx) error {
-			_, err := b.inserter(t).InsertManyTx(t.Context(), tx, params)
-			return err
-		})
+		params := numbered(n, tenth.For(""))
+		b.insert(t, b.inserter(t), params)
 	})
 }
 
@@ -109,15 +103,8 @@ func TestInsertManySlidingWindow(t *testing.T) {
 	const jobs, rate = 205, 20
 	b := newBench(t)
 	l := ratelimit.SlidingWindow{Name: "window", Rate: rate, Period: time.Minute, Slots: 6}
-	params := make([]riverlimit.InsertManyParams, jobs)
-	for i := range params {
-		params[i] = riverlimit.InsertManyParams{Args: callArgs{i}, Requests: []ratelimit.Request{l.For("")}}
-	}
-	var inserted []*riverlimit.Inserted
-	b.inTx(t, func(tx pgx.Tx) (err error) {
-		inserted, err = b.inserter(t).InsertManyTx(t.Context(), tx, params)
-		return err
-	})
+	params := numbered(jobs, l.For(""))
+	inserted := b.insert(t, b.inserter(t), params)
 	var events []curve.Event
 	for i, job := range inserted {
 		events = append(events, curve.Event{At: job.Reservation.RetryAt, Count: 1})
@@ -173,7 +160,7 @@ func TestSettleMissedSlot(t *testing.T) {
 			return err
 		})
 	}, m)))
-	b.eventually(t, jobs, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+	b.eventually(t, jobs, completed)
 	for i := range jobs {
 		if left, err := b.store.Check(t.Context(), slots.ForN(strconv.Itoa(i), 0)); err != nil || left.Value != 970 {
 			t.Errorf("job %d: %v, %v, want 970 left", i, left, err)
