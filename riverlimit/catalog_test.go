@@ -63,7 +63,5 @@ func TestMiddlewareByCatalog(t *testing.T) {
 		o.work(nil, river.EventKindJobCompleted, n+1)
 	}
 	job := o.work(nil, river.EventKindJobSnoozed, 4)
-	if wait := time.Until(job.ScheduledAt); (wait - time.Minute).Abs() > 20*time.Second {
-		t.Errorf("snoozed for %v, want about a minute", wait)
-	}
+	wantWait(t, job, time.Minute, 20*time.Second)
 }

@@ -197,6 +197,23 @@ func (b *bench) count(t testing.TB, sql string) (n int) {
 	return n
 }
 
+// want is count of a number that is there already.
+func (b *bench) want(t testing.TB, want int, sql string) {
+	t.Helper()
+	if got := b.count(t, sql); got != want {
+		t.Errorf("%s: got %d, want %d", sql, got, want)
+	}
+}
+
+// begin begins a transaction, and rolls it back before the test ends.
+func (b *bench) begin(t testing.TB) pgx.Tx {
+	t.Helper()
+	tx, err := b.Pool.Begin(t.Context())
+	must(t, err)
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	return tx
+}
+
 // eventually polls until sql yields want.
 func (b *bench) eventually(t testing.TB, want int, sql string) {
 	t.Helper()
@@ -216,6 +233,14 @@ func (b *bench) value(t *testing.T, name string) (v float64) {
 	t.Helper()
 	b.query(t, "SELECT value FROM rate_limits WHERE name = '"+name+"'", &v)
 	return v
+}
+
+// wantWait wants a job to be put off for so long, or off less or more.
+func wantWait(t testing.TB, job *rivertype.JobRow, want, off time.Duration) {
+	t.Helper()
+	if wait := time.Until(job.ScheduledAt); (wait - want).Abs() > off {
+		t.Errorf("job %d is put off for %v, want %v", job.ID, wait, want)
+	}
 }
 
 // starts are the instants at which jobs started, on one monotonic clock.

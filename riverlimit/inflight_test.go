@@ -50,9 +50,7 @@ func TestJobsInFlight(t *testing.T) {
 	if got := most.Load(); got != int32(threeAtOnce.Limit) {
 		t.Errorf("%d jobs were worked at a time, want %d", got, threeAtOnce.Limit)
 	}
-	if got := b.count(t, completedOnce); got != n {
-		t.Errorf("%d jobs completed at their first attempt and without errors, want %d", got, n)
-	}
+	b.want(t, n, completedOnce)
 	result, err := b.store.Check(t.Context(), rate.ForN("", 0))
 	if err != nil || result.Remaining != 1000-n {
 		t.Errorf("%d of the rate are left, and %v, want %d", result.Remaining, err, 1000-n)
@@ -144,9 +142,7 @@ func TestJobsInFlightRefusedByMode(t *testing.T) {
 	}})
 	o := newOne(t, b, m)
 	job := o.work(nil, river.EventKindJobSnoozed, 0)
-	if wait := time.Until(job.ScheduledAt); job.Attempt != 0 || wait < ratelimit.RefusedFor/2 || wait > 2*ratelimit.RefusedFor {
-		t.Errorf("attempt %d, snoozed for %v, want about %v", job.Attempt, wait, ratelimit.RefusedFor)
-	}
+	wantWait(t, job, ratelimit.RefusedFor, ratelimit.RefusedFor/2)
 	mode = ratelimit.ModeEnforce
 	o.work(job, river.EventKindJobCompleted, 1)
 }

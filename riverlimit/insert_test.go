@@ -150,12 +150,8 @@ func TestInsertFailures(t *testing.T) {
 				}
 				return nil
 			})
-			if got := b.count(t, countJobs); got != 0 {
-				t.Errorf("%d jobs", got)
-			}
-			if got := b.count(t, `SELECT count(*) FROM rate_limits WHERE value < 2`); got != 0 {
-				t.Errorf("%d limits that are not full", got)
-			}
+			b.want(t, 0, countJobs)
+			b.want(t, 0, `SELECT count(*) FROM rate_limits WHERE value < 2`)
 		})
 	}
 }

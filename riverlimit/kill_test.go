@@ -134,9 +134,7 @@ func (b *bench) killed(t *testing.T, processes, starts, jobs int, env ...string)
 	b.workerProcess(t, env...)
 	b.eventually(t, jobs, completed)
 	b.eventually(t, 0, parkedRows)
-	if got := b.count(t, `SELECT count(DISTINCT job) FROM starts`); got != jobs {
-		t.Errorf("%d jobs ran, want all %d", got, jobs)
-	}
+	b.want(t, jobs, `SELECT count(DISTINCT job) FROM starts`)
 	b.query(t, `SELECT array_agg(at ORDER BY at) FROM starts`, &at)
 	return at, stuck, stalled()
 }

@@ -15,9 +15,7 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	b := newBench(t)
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 1, Period: time.Minute}
 	jobs := riverlimit.Inserter{Client: b.client(t, b.config(nil)), Store: b.store}
-	tx, err := b.Pool.Begin(t.Context())
-	must(t, err)
-	defer tx.Rollback(t.Context())
+	tx := b.begin(t)
 	inserted, err := jobs.InsertTx(t.Context(), tx, callArgs{}, nil, limit.For(leak.Key))
 	must(t, err)
 	config := riverlimit.MiddlewareConfig{Limits: func(*rivertype.JobRow) []ratelimit.Request { return []ratelimit.Request{limit.For(leak.Key)} }}

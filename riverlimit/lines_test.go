@@ -78,9 +78,7 @@ func TestParkedInPausedQueue(t *testing.T) {
 	if job := r.next(t); job.Queue != river.QueueDefault {
 		t.Errorf("a job of the queue %q starts", job.Queue)
 	}
-	if n := b.count(t, parkedRows); n != 1 {
-		t.Errorf("%d jobs in line, want 1", n)
-	}
+	b.want(t, 1, parkedRows)
 	must(t, client.QueueResume(t.Context(), "other", nil))
 	close(r.letGo)
 	b.eventually(t, 3, completedOnce)
@@ -104,12 +102,8 @@ func TestInsertParkedBehindDuplicates(t *testing.T) {
 	insert("A", "B")
 	in.InFlight = func(*rivertype.JobRow) ratelimit.PermitRequest { return oneAtOnce.For("") }
 	insert("A", "B", "C", "D")
-	if n := b.count(t, `SELECT count(*) FROM river_job WHERE state = 'available'`); n != 3 {
-		t.Errorf("%d jobs are available, want 3", n)
-	}
-	if n := b.count(t, parkedRows); n != 1 {
-		t.Errorf("%d jobs in line, want 1", n)
-	}
+	b.want(t, 3, `SELECT count(*) FROM river_job WHERE state = 'available'`)
+	b.want(t, 1, parkedRows)
 }
 
 // A job that is inserted behind a line is found, though all before it has gone before that is committed.
@@ -122,18 +116,14 @@ func TestInsertParkedWhileTheLineEnds(t *testing.T) {
 	r := newRuns()
 	start(t, b.tenants(t, r, 5, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: oneOfTenant})))
 	r.next(t)
-	tx, err := b.Pool.Begin(t.Context())
-	must(t, err)
-	defer func() { _ = tx.Rollback(t.Context()) }()
+	tx := b.begin(t)
 	inserted, err := in.InsertTx(t.Context(), tx, tenantArgs{"A"}, nil)
 	if err != nil || time.Until(inserted.Job.ScheduledAt) < time.Hour {
 		t.Fatal(inserted, err)
 	}
 	r.letGo <- struct{}{}
 	r.next(t)
-	if n := b.count(t, parkedRows); n != 1 {
-		t.Errorf("%d jobs in line, want the one that is behind which another is inserted", n)
-	}
+	b.want(t, 1, parkedRows)
 	close(r.letGo)
 	b.eventually(t, 2, completedOnce)
 	must(t, tx.Commit(t.Context()))
@@ -158,9 +148,7 @@ func TestInsertParkedBehindOneThatMoves(t *testing.T) {
 	in := b.inserter(t)
 	in.InFlight = inFlight
 	must(t, errOf(b.insertTenants(t, in, "one", "both")))
-	tx, err := b.Pool.Begin(t.Context())
-	must(t, err)
-	defer func() { _ = tx.Rollback(t.Context()) }()
+	tx := b.begin(t)
 	must(t, errOf(in.InsertTx(t.Context(), tx, tenantArgs{"one"}, nil)))
 	r := newRuns()
 	close(r.letGo)
@@ -315,7 +303,5 @@ END $$;
 CREATE TRIGGER level BEFORE INSERT ON %[1]s.rate_limit_parked FOR EACH ROW EXECUTE FUNCTION %[1]s.level()`, b.Schema))
 	b.hold(t, threeAtOnce.ForN("", 3))
 	newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: inFlight})).work(nil, river.EventKindJobSnoozed, 0)
-	if n := b.count(t, parkedRows); n != 1 {
-		t.Errorf("%d jobs in line, want 1", n)
-	}
+	b.want(t, 1, parkedRows)
 }

@@ -126,12 +126,8 @@ func (m *moded) waitsWhileRefused(inserted bool) {
 	m.mode = ratelimit.ModeRefuse
 	for range 2 {
 		job = m.work(job, river.EventKindJobSnoozed, 0)
-		if wait := time.Until(job.ScheduledAt); (wait - ratelimit.RefusedFor).Abs() > 20*time.Second {
-			m.t.Errorf("snoozed for %v, want about %v", wait, ratelimit.RefusedFor)
-		}
-		if job.Attempt != 0 || len(job.Errors) > 0 || m.count(m.t, rows) != before {
-			m.t.Errorf("attempt %d, errors %v, %d rows instead of %d", job.Attempt, job.Errors, m.count(m.t, rows), before)
-		}
+		wantWait(m.t, job, ratelimit.RefusedFor, 20*time.Second)
+		m.want(m.t, before, rows)
 	}
 	m.mode = ratelimit.ModeEnforce
 	m.work(job, river.EventKindJobCompleted, 1)

@@ -57,9 +57,7 @@ func TestMiddlewareHardStart(t *testing.T) {
 				t.Errorf("%d starts, %d in a second, want %d, and at most %d", len(sorted), most, jobs, perSecond)
 			}
 			wantValue(t, b, slowTokens.Name, slowTokens.Capacity-jobs)
-			if got := b.count(t, completedOnce); got != jobs {
-				t.Errorf("%d jobs completed at their first attempt and without errors, want %d", got, jobs)
-			}
+			b.want(t, jobs, completedOnce)
 		})
 	}
 }
@@ -75,9 +73,7 @@ func TestHardStartBesideSlowLimit(t *testing.T) {
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: callsAndTokens, HardStart: true, MaxWait: 100 * time.Millisecond})
 	start(t, b.client(t, b.config(func(context.Context, *river.Job[callArgs]) error { return nil }, m)))
 	b.eventually(t, n, `SELECT count(*) FROM river_job WHERE state = 'completed' OR scheduled_at > now() + interval '1 min'`)
-	if got := b.count(t, completedOnce); got != n {
-		t.Errorf("%d jobs completed, want %d: the others are put off for more than a minute", got, n)
-	}
+	b.want(t, n, completedOnce)
 }
 
 // Without HardStart the reservations' instants are kept all the same, those of the middleware and, without one,

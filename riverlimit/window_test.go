@@ -54,12 +54,8 @@ func wantWindowKept(t *testing.T, b *bench, jobs int, insert func(t testing.TB, 
 	if most := mostIn(sorted, time.Second+stall); most < perSecond {
 		t.Errorf("%d starts in a second at most, want %d", most, perSecond)
 	}
-	if got := b.count(t, `SELECT count(*) FROM rate_limits WHERE name <> 'tenth'`); got != 0 {
-		t.Errorf("%d rows of other limits, want none", got)
-	}
-	if got := b.count(t, completedOnce); got != inserted {
-		t.Errorf("%d jobs completed at their first attempt and without errors, want %d", got, inserted)
-	}
+	b.want(t, 0, `SELECT count(*) FROM rate_limits WHERE name <> 'tenth'`)
+	b.want(t, inserted, completedOnce)
 }
 
 // TestHardStartSlidingWindow: a job that starts in the slot that it has reserved needs
