@@ -23,7 +23,6 @@ func raised(t *testing.T) *catalog.Catalog {
 
 // Jobs are scheduled by what the catalog says.
 func TestInsertByCatalog(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	in := b.inserter(t)
 	in.Catalog = raised(t)
@@ -52,7 +51,6 @@ func TestInsertByCatalog(t *testing.T) {
 
 // So are attempts, and a pause is of what holds.
 func TestMiddlewareByCatalog(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(hourly), Catalog: raised(t)})
 	if rows := m.Rows(hourly.For("")); len(rows) != 1 || rows[0].Limit.Definition().Rate != 60 {

@@ -43,8 +43,12 @@ type bench struct {
 	store *pgstore.Store
 }
 
+// newBench makes a bench for a test, which then runs beside others.
 func newBench(t testing.TB, opts ...pgtest.Option) *bench {
 	t.Helper()
+	if t, ok := t.(*testing.T); ok {
+		t.Parallel()
+	}
 	db := pgtest.New(t, append(opts, pgtest.With(migrations.River), pgtest.WithConfig(func(c *pgxpool.Config) { c.MaxConns = 20 }))...)
 	migrator, err := rivermigrate.New(riverpgxv5.New(db.Pool), &rivermigrate.Config{Schema: db.Schema, Logger: quiet})
 	must(t, err)

@@ -25,7 +25,6 @@ func inFlight(*rivertype.JobRow) ratelimit.PermitRequest { return threeAtOnce.Fo
 // time, use up no attempt while they wait, and take from their rates once.
 func TestJobsInFlight(t *testing.T) {
 	pgtest.Long(t)
-	t.Parallel()
 	b := newBench(t)
 	const n = 40
 	b.insertPlain(t, n)
@@ -64,7 +63,6 @@ func TestJobsInFlight(t *testing.T) {
 // the transaction that completes its work.
 func TestJobsGiveTheirPermitsBack(t *testing.T) {
 	pgtest.Long(t)
-	t.Parallel()
 	b := newBench(t)
 	const n = 6
 	b.insertPlain(t, n)
@@ -93,7 +91,6 @@ func TestJobsGiveTheirPermitsBack(t *testing.T) {
 
 // Jobs hold as many permits as they weigh, and those of other limits besides.
 func TestJobsInFlightByWeight(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	const n = 4
 	b.insertPlain(t, n)
@@ -116,7 +113,6 @@ func TestJobsInFlightByWeight(t *testing.T) {
 
 // The limit of a job's permit is by what the catalog says.
 func TestJobsInFlightByCatalog(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	b.insertPlain(t, 1)
 	limits := newCatalog(t)
@@ -134,7 +130,6 @@ func TestJobsInFlightByCatalog(t *testing.T) {
 
 // Jobs of a limit that is switched off wait until it is on again, and burn no attempt.
 func TestJobsInFlightRefusedByMode(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	mode := ratelimit.ModeRefuse
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(*rivertype.JobRow) ratelimit.PermitRequest {
@@ -149,7 +144,6 @@ func TestJobsInFlightRefusedByMode(t *testing.T) {
 
 // A job that asks for nonsense is cancelled, and one whose limit has no name is not limited.
 func TestJobsInFlightOfBadLimits(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	b.insertPlain(t, 2)
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) (r ratelimit.PermitRequest) {

@@ -143,7 +143,6 @@ func (b *bench) killed(t *testing.T, processes, starts, jobs int, env ...string)
 // fetched. Half of them have reservations from the start. Another process takes over.
 func TestKill(t *testing.T) {
 	pgtest.Long(t)
-	t.Parallel()
 	b := newBench(t)
 	b.insert(t, b.inserter(t), append(numbered(killJobs/2, killLimit.For("")), numbered(killJobs/2)...))
 	at, _, stall := b.killed(t, 1, killJobs/4, killJobs)
@@ -157,7 +156,6 @@ func TestKill(t *testing.T) {
 // than the limit at a time.
 func TestKillParked(t *testing.T) {
 	pgtest.Long(t)
-	t.Parallel()
 	b := newBench(t)
 	in := b.inserter(t)
 	in.InFlight = killInFlight

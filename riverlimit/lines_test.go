@@ -17,12 +17,27 @@ import (
 	"github.com/pgratelimit/ratelimit/riverlimit"
 )
 
+var (
+	limitOne   = ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Hour}
+	limitOther = ratelimit.InFlight{Name: "other", Limit: 1, Lease: time.Hour}
+)
+
+// oneOrOther asks for a permit of the limit that the tenant is called by, or of both.
+func oneOrOther(job *rivertype.JobRow) ratelimit.PermitRequest {
+	switch tenantOf(job) {
+	case limitOne.Name:
+		return limitOne.For("")
+	case limitOther.Name:
+		return limitOther.For("")
+	}
+	return limitOne.For("").And(limitOther.For(""))
+}
+
 const running = `SELECT count(*) FROM river_job WHERE state = 'running'`
 
 // A parked job that comes by itself brings the others, though this process knows of none and the permits
 // were of others: it does not hold one of two permits alone.
 func TestParkedJobBringsOthers(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	two := func(*rivertype.JobRow) ratelimit.PermitRequest {
 		return ratelimit.InFlight{Name: "two", Limit: 2, Lease: time.Hour}.For("")
@@ -60,7 +75,6 @@ func (b *bench) withPausedQueue(t *testing.T, r *runs, inFlight func(*rivertype.
 
 // Jobs of a queue that is paused stay in line, and those of others come before them.
 func TestParkedInPausedQueue(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	r := newRuns()
 	client := b.withPausedQueue(t, r, oneOfTenant)
@@ -87,7 +101,6 @@ func TestParkedInPausedQueue(t *testing.T) {
 
 // Jobs that River skips as duplicates keep no others in line: nobody would wake them.
 func TestInsertParkedBehindDuplicates(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	in := b.inserter(t)
 	unique := &river.InsertOpts{UniqueOpts: river.UniqueOpts{ByArgs: true}}
@@ -108,13 +121,11 @@ func TestInsertParkedBehindDuplicates(t *testing.T) {
 
 // A job that is inserted behind a line is found, though all before it has gone before that is committed.
 func TestInsertParkedWhileTheLineEnds(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	in := b.inserter(t)
 	in.InFlight = oneOfTenant
 	must(t, errOf(b.insertTenants(t, in, "A", "A")))
-	r := newRuns()
-	start(t, b.tenants(t, r, 5, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: oneOfTenant})))
+	r := b.works(t, 5, riverlimit.MiddlewareConfig{InFlight: oneOfTenant})
 	r.next(t)
 	tx := b.begin(t)
 	inserted, err := in.InsertTx(t.Context(), tx, tenantArgs{"A"}, nil)
@@ -134,27 +145,18 @@ func TestInsertParkedWhileTheLineEnds(t *testing.T) {
 // A job that is inserted behind one that another limit refuses meanwhile is found, though that stands in
 // the other's line when it is committed.
 func TestInsertParkedBehindOneThatMoves(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
-	one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Hour}
-	other := ratelimit.InFlight{Name: "other", Limit: 1, Lease: time.Hour}
-	inFlight := func(job *rivertype.JobRow) ratelimit.PermitRequest {
-		if tenantOf(job) == "both" {
-			return one.For("").And(other.For(""))
-		}
-		return one.For("")
-	}
-	b.hold(t, other.For(""))
+	b.hold(t, limitOther.For(""))
 	in := b.inserter(t)
-	in.InFlight = inFlight
+	in.InFlight = oneOrOther
 	must(t, errOf(b.insertTenants(t, in, "one", "both")))
 	tx := b.begin(t)
 	must(t, errOf(in.InsertTx(t.Context(), tx, tenantArgs{"one"}, nil)))
 	r := newRuns()
 	close(r.letGo)
 	refused := make(chan struct{}, 1000)
-	start(t, b.tenants(t, r, 5, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: inFlight, Observe: func(_ context.Context, e ratelimit.Event) {
-		if e.Outcome == ratelimit.OutcomeRefused && e.Permit.InFlight.Name == other.Name {
+	start(t, b.tenants(t, r, 5, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: oneOrOther, Observe: func(_ context.Context, e ratelimit.Event) {
+		if e.Outcome == ratelimit.OutcomeRefused && e.Permit.InFlight.Name == limitOther.Name {
 			refused <- struct{}{}
 		}
 	}})))
@@ -167,7 +169,6 @@ func TestInsertParkedBehindOneThatMoves(t *testing.T) {
 
 // In the line of a limit that tenants share, jobs go by arrival, and not by their age.
 func TestParkedByArrival(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	shared := ratelimit.InFlight{Name: "shared", Limit: 1, Lease: time.Hour}
 	inFlight := func(job *rivertype.JobRow) ratelimit.PermitRequest { return oneOfTenant(job).And(shared.For("")) }
@@ -194,26 +195,17 @@ func TestParkedByArrival(t *testing.T) {
 
 // A job that was woken for a permit of one limit, and is refused by another, leaves the permit to the next.
 func TestParkedPassesOn(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
-	one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Hour}
-	other := ratelimit.InFlight{Name: "other", Limit: 1, Lease: time.Hour}
-	r := newRuns()
-	start(t, b.tenants(t, r, 10, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) ratelimit.PermitRequest {
-		if tenantOf(job) == "both" {
-			return one.For("").And(other.For(""))
-		}
-		return one.For("")
-	}})))
-	b.mustInsertTenants(t, "A")
+	r := b.works(t, 10, riverlimit.MiddlewareConfig{InFlight: oneOrOther})
+	b.mustInsertTenants(t, "one")
 	r.next(t)
 	b.mustInsertTenants(t, "both")
 	b.eventually(t, 1, putOff)
-	b.mustInsertTenants(t, "B")
+	b.mustInsertTenants(t, "one")
 	b.eventually(t, 2, putOff)
-	b.hold(t, other.For(""))
+	b.hold(t, limitOther.For(""))
 	r.letGo <- struct{}{}
-	if job := r.next(t); job.Args.Tenant != "B" {
+	if job := r.next(t); job.Args.Tenant != "one" {
 		t.Errorf("a job of %s starts", job.Args.Tenant)
 	}
 	b.eventually(t, 1, parkedRows)
@@ -223,20 +215,8 @@ func TestParkedPassesOn(t *testing.T) {
 
 // A job that ends wakes the jobs of all its limits, though this process knows the line of one only.
 func TestParkedForEachLimit(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
-	one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Hour}
-	other := ratelimit.InFlight{Name: "other", Limit: 1, Lease: time.Hour}
-	r := newRuns()
-	start(t, b.tenants(t, r, 10, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) ratelimit.PermitRequest {
-		switch tenantOf(job) {
-		case "one":
-			return one.For("")
-		case "other":
-			return other.For("")
-		}
-		return one.For("").And(other.For(""))
-	}})))
+	r := b.works(t, 10, riverlimit.MiddlewareConfig{InFlight: oneOrOther})
 	b.mustInsertTenants(t, "both")
 	r.next(t)
 	b.mustInsertTenants(t, "other")
@@ -256,12 +236,10 @@ func TestParkedForEachLimit(t *testing.T) {
 
 // A job that wants more permits than there are is cancelled, and does not stand in a line for ever.
 func TestParkedTooHeavy(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
-	r := newRuns()
-	start(t, b.tenants(t, r, 10, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) ratelimit.PermitRequest {
+	r := b.works(t, 10, riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) ratelimit.PermitRequest {
 		return oneAtOnce.ForN("", len(tenantOf(job)))
-	}})))
+	}})
 	b.mustInsertTenants(t, "1")
 	r.next(t)
 	b.mustInsertTenants(t, "1")
@@ -274,7 +252,6 @@ func TestParkedTooHeavy(t *testing.T) {
 
 // The first in line comes when the lease ends on the database's clock, whatever the worker's says.
 func TestParkedClocksDiffer(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	const ahead = 40 * time.Minute
 	store, err := pgstore.New(b.Pool, &pgstore.Config{Schema: b.Schema, Clock: func() time.Time { return time.Now().Add(ahead) }})
@@ -291,7 +268,6 @@ func TestParkedClocksDiffer(t *testing.T) {
 
 // Jobs are parked at READ COMMITTED, so that those of other processes do not abort it.
 func TestParkedWhereSerializableIsTheDefault(t *testing.T) {
-	t.Parallel()
 	b := newBench(t, pgtest.WithConfig(func(c *pgxpool.Config) {
 		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
 	}))

@@ -48,6 +48,13 @@ func newOne(t *testing.T, b *bench, middleware ...rivertype.Middleware) *one {
 	return o
 }
 
+// limited makes a worker whose jobs a middleware limits, on a bench of its own.
+func limited(t *testing.T, config riverlimit.MiddlewareConfig) *one {
+	t.Helper()
+	b := newBench(t)
+	return newOne(t, b, middleware(t, b.store, config))
+}
+
 // work works a new job, or job again, and wants the event and the number of
 // runs so far. A snooze uses up no attempt.
 func (o *one) work(job *rivertype.JobRow, event river.EventKind, runs int) *rivertype.JobRow {
@@ -97,9 +104,7 @@ func (o *one) wantValue(want float64) {
 
 // The life of jobs at a limit of 2 and one an hour.
 func TestMiddlewareLife(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	o := newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(hourly)}))
+	o := limited(t, riverlimit.MiddlewareConfig{Limits: each(hourly)})
 
 	o.work(nil, river.EventKindJobCompleted, 1) // the first of two tokens
 	o.wantValue(1)
@@ -123,7 +128,6 @@ func TestMiddlewareLife(t *testing.T) {
 // A worker that is killed leaves the note as it was, and River's rescue counts
 // the attempt. Nobody knows whether it had begun, so the next one pays.
 func TestMiddlewareRescued(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	must(t, errOf(b.store.Reserve(t.Context(), hourly.ForN("", 2))))
 	o := newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(hourly)}))
@@ -136,9 +140,7 @@ func TestMiddlewareRescued(t *testing.T) {
 
 // An attempt that the worker itself puts off has called, and pays again.
 func TestMiddlewareWorkerSnoozes(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	o := newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(hourly)}))
+	o := limited(t, riverlimit.MiddlewareConfig{Limits: each(hourly)})
 	o.result = river.JobSnooze(0)
 	job := o.work(nil, river.EventKindJobSnoozed, 1)
 	o.result = nil
@@ -151,12 +153,10 @@ func TestMiddlewareInserted(t *testing.T) {
 	t.Parallel()
 	for _, hard := range []bool{false, true} {
 		t.Run(fmt.Sprintf("HardStart=%t", hard), func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t)
-			o := newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(hourly), HardStart: hard, StartSlack: time.Minute}))
-			in := b.inserter(t)
+			o := limited(t, riverlimit.MiddlewareConfig{Limits: each(hourly), HardStart: hard, StartSlack: time.Minute})
+			in := o.inserter(t)
 			var now, later *riverlimit.Inserted
-			b.inTx(t, func(tx pgx.Tx) (err error) {
+			o.inTx(t, func(tx pgx.Tx) (err error) {
 				if now, err = in.InsertTx(t.Context(), tx, callArgs{}, nil, hourly.ForN("", 2)); err != nil {
 					return err
 				}
@@ -173,7 +173,6 @@ func TestMiddlewareInserted(t *testing.T) {
 
 // Of what a job asks for, what is not noted is paid.
 func TestMiddlewareAddsToInserted(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	other := hourly
 	other.Name = "other"
@@ -193,7 +192,6 @@ func TestMiddlewareAddsToInserted(t *testing.T) {
 // Two middlewares, one limit each: what the outer one has taken is still noted
 // when the inner one puts the job off.
 func TestMiddlewareStacked(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	empty := ratelimit.TokenBucket{Name: "empty", Rate: 1, Period: time.Hour, Capacity: ratelimit.None}
 	o := newOne(t, b,
@@ -261,10 +259,8 @@ func TestMiddlewareNil(t *testing.T) {
 // Refused: a limit whose debt is bounded has no more instants to give. The job comes again when the one
 // that it is given then is due, after an hour and the hour of debt, and has paid nothing.
 func TestMiddlewareRefused(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	o := newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(bounded)}))
-	must(t, errOf(b.store.Reserve(t.Context(), bounded.ForN("", 3))))
+	o := limited(t, riverlimit.MiddlewareConfig{Limits: each(bounded)})
+	must(t, errOf(o.store.Reserve(t.Context(), bounded.ForN("", 3))))
 	job := o.work(nil, river.EventKindJobSnoozed, 0)
 	wantWait(t, job, 2*time.Hour, time.Minute)
 	if n := noted(t, job); len(n.Paid) != 0 {
@@ -274,7 +270,6 @@ func TestMiddlewareRefused(t *testing.T) {
 
 // A refusal that is over soon is waited for.
 func TestMiddlewareRefusedShortly(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	fast := ratelimit.TokenBucket{Name: "fast", Rate: 10, Period: time.Second, Capacity: 1, MaxReserved: ratelimit.None}
 	must(t, errOf(b.store.Allow(t.Context(), fast.For(""))))
@@ -285,7 +280,6 @@ func TestMiddlewareRefusedShortly(t *testing.T) {
 // A job that waits in the worker when its client is stopped is put back, and
 // keeps its reservation.
 func TestMiddlewareStopped(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	b.insertPlain(t, 3)
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(hourly), MaxWait: 2 * time.Hour})
@@ -332,7 +326,6 @@ func TestMiddlewareClocksDiffer(t *testing.T) {
 // A wait on a clock that the worker's is past never becomes a negative snooze,
 // at which River panics.
 func TestMiddlewareWorkerFarAhead(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	store, err := pgstore.New(b.Pool, &pgstore.Config{Schema: b.Schema, Clock: func() time.Time { return time.Now().Add(-50 * time.Minute) }})
 	must(t, err)
@@ -344,7 +337,6 @@ func TestMiddlewareWorkerFarAhead(t *testing.T) {
 // A grant that took longer than the slack allows is not used, and not given back
 // either.
 func TestHardStartStale(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	o := newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{
 		Limits: each(hourly), HardStart: true, StartSlack: time.Nanosecond, MaxWait: 10 * time.Second,
@@ -360,7 +352,6 @@ func TestHardStartStale(t *testing.T) {
 
 // During a pause nothing starts, not even what was reserved before.
 func TestHardStartPause(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(hourly), HardStart: true, StartSlack: time.Minute})
 	o := newOne(t, b, m)
@@ -380,7 +371,6 @@ func TestHardStartPause(t *testing.T) {
 // Without HardStart, too, a job asks before it starts whether there is a pause that
 // began after it was reserved for.
 func TestPauseAfterReservation(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(hourly)})
 	o := newOne(t, b, m)
@@ -401,7 +391,6 @@ func TestPauseAfterReservation(t *testing.T) {
 // A job that waits in the worker asks again when its instant has come.
 func TestPauseWhileWaiting(t *testing.T) {
 	pgtest.Long(t)
-	t.Parallel()
 	b := newBench(t)
 	const wait = time.Second
 	slow := ratelimit.TokenBucket{Name: "slow", Rate: 1, Period: wait, Capacity: ratelimit.None}

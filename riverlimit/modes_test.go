@@ -74,7 +74,6 @@ func (m *moded) insert() (job *rivertype.JobRow) {
 // reservation, and starts when the limit is on again. One whose limit is in shadow starts at
 // once, also if it was inserted to wait.
 func TestModesOfJobs(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	for _, door := range []string{"at execution", "at insertion"} {
 		for _, hard := range []bool{false, true} {
@@ -135,7 +134,6 @@ func (m *moded) waitsWhileRefused(inserted bool) {
 
 // A job that was inserted in shadow starts by the limit once that is enforced: it has no slot.
 func TestInsertedInShadow(t *testing.T) {
-	t.Parallel()
 	m := newModed(t, newBench(t), oneAnHour("sliding")[2], true)
 	m.exhaust()
 	m.mode = ratelimit.ModeShadow
@@ -146,7 +144,6 @@ func TestInsertedInShadow(t *testing.T) {
 
 // Jobs of one call are alike only if they are in the same mode.
 func TestInsertManyInModes(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	in := b.inserter(t)
 	limit := oneAnHour("mixed")[0]
@@ -167,7 +164,6 @@ func TestInsertManyInModes(t *testing.T) {
 
 // A job that waits in the worker when its limit is switched off does not start.
 func TestRefusedWhileItWaits(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	limits := newCatalog(t)
 	must(t, limits.Publish(t.Context(), hourly))

@@ -20,7 +20,6 @@ import (
 // Each time that a job is fetched there is one event, which says what became of it.
 func TestObserveJobs(t *testing.T) {
 	pgtest.Long(t)
-	t.Parallel()
 	b := newBench(t)
 	permits := ratelimit.InFlight{Name: "permits", Limit: 1}
 	var requests []ratelimit.Request

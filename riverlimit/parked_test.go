@@ -80,6 +80,14 @@ func (b *bench) tenants(t *testing.T, r *runs, workers int, m ...rivertype.Middl
 	return b.client(t, config)
 }
 
+// works starts a client with so many workers for jobs of tenants.
+func (b *bench) works(t *testing.T, workers int, config riverlimit.MiddlewareConfig) *runs {
+	t.Helper()
+	r := newRuns()
+	start(t, b.tenants(t, r, workers, middleware(t, b.store, config)))
+	return r
+}
+
 // insertTenants inserts a job for each tenant.
 func (b *bench) insertTenants(t *testing.T, in riverlimit.Inserter, tenants ...string) (inserted []*riverlimit.Inserted, err error) {
 	t.Helper()
@@ -104,11 +112,9 @@ func (b *bench) mustInsertTenants(t *testing.T, tenants ...string) []*riverlimit
 // Jobs that wait for a permit hold no worker: with three workers and a job of tenant A that does not end,
 // five more of A do not keep B's from starting. All of them run in the end.
 func TestParkedJobsHoldNoWorker(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	b.mustInsertTenants(t, append(slices.Repeat([]string{"A"}, 6), "B")...)
-	r := newRuns()
-	start(t, b.tenants(t, r, 3, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: oneOfTenant, MaxWait: time.Hour})))
+	r := b.works(t, 3, riverlimit.MiddlewareConfig{InFlight: oneOfTenant, MaxWait: time.Hour})
 	first, second := r.next(t), r.next(t)
 	if first.Args.Tenant != "A" || second.Args.Tenant != "B" {
 		t.Errorf("a job of %s starts after one of %s", second.Args.Tenant, first.Args.Tenant)
@@ -125,7 +131,6 @@ func TestParkedJobsHoldNoWorker(t *testing.T) {
 // Parked jobs that somebody cancels or deletes do not run, those that are retried run once, and nothing
 // is left of any in the table.
 func TestParkedJobsByHand(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	const each = 10
 	inserted := b.mustInsertTenants(t, slices.Repeat([]string{"A"}, 1+3*each)...)
@@ -164,7 +169,6 @@ func TestParkedJobsByHand(t *testing.T) {
 
 // Jobs that are parked for a key that is erased start, though nothing is left that would wake them.
 func TestParkedJobsOfAnErasedKey(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	longer := oneAtOnce
 	longer.Lease = time.Hour
@@ -189,7 +193,6 @@ func TestParkedJobsOfAnErasedKey(t *testing.T) {
 
 // A job of weight 3 is not woken before it fits, and is not passed over.
 func TestParkedByWeight(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	limit := ratelimit.InFlight{Name: "weighed", Limit: 3}
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) ratelimit.PermitRequest {
@@ -220,7 +223,6 @@ func TestParkedByWeight(t *testing.T) {
 
 // Inserter parks what cannot start, in its own transaction, and no more than is wanted.
 func TestInsertParked(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	in := b.inserter(t)
 	in.InFlight, in.MaxParked = oneOfTenant, 3
@@ -244,9 +246,8 @@ func TestInsertParked(t *testing.T) {
 	if inserted, err = b.insertTenants(t, in, "C", "A"); err != nil || inserted[0].Job.State != rivertype.JobStateAvailable {
 		t.Fatal(inserted, err)
 	}
-	r := newRuns()
+	r := b.works(t, 10, riverlimit.MiddlewareConfig{InFlight: oneOfTenant})
 	close(r.letGo)
-	start(t, b.tenants(t, r, 10, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: oneOfTenant})))
 	b.eventually(t, 6, completedOnce)
 	b.eventually(t, 0, parkedRows)
 	if r.most != 1 {
@@ -256,7 +257,6 @@ func TestInsertParked(t *testing.T) {
 
 // Jobs in line start when a limit that was switched off is on again.
 func TestParkedWhileRefused(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	limits := newCatalog(t)
 	must(t, limits.PublishInFlight(t.Context(), oneAtOnce))
@@ -282,7 +282,6 @@ func TestParkedWhileRefused(t *testing.T) {
 
 // Without the table a job that gets no permit is put off, and says why.
 func TestParkedNotMigrated(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	b.exec(t, "DROP TABLE rate_limit_parked")
 	b.hold(t, oneAtOnce.For(""))
@@ -300,7 +299,6 @@ func TestParkedNotMigrated(t *testing.T) {
 // Jobs that a limit refuses have places behind each other, at its rate, also when they are asked for by
 // different processes; a job that is refused again at its turn keeps it, and long after it gets another.
 func TestRefusedJobsStandBehindEachOther(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	limit := ratelimit.TokenBucket{Name: "few", Rate: 1, Period: time.Hour, Capacity: 1, MaxReserved: ratelimit.None}
 	must(t, errOf(b.store.Allow(t.Context(), limit.For(""))))
@@ -320,7 +318,6 @@ func TestRefusedJobsStandBehindEachOther(t *testing.T) {
 // A limit that others share is reserved for work that starts now: while a job waits for the narrow one
 // nothing is taken from it.
 func TestSharedLimitIsReservedLast(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	narrow := ratelimit.TokenBucket{Name: "narrow", Rate: 1, Period: time.Hour, Capacity: 1}
 	for name, requests := range map[string][]ratelimit.Request{

@@ -46,7 +46,6 @@ func TestMiddlewareHardStart(t *testing.T) {
 	t.Parallel()
 	for name, requests := range map[string][]ratelimit.Request{"plain": nil, "inserted": callsAndTokens(nil)} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			b := newBench(t)
 			b.insert(t, b.inserter(t), numbered(jobs, requests...))
 			begun := time.Now()
@@ -66,7 +65,6 @@ func TestMiddlewareHardStart(t *testing.T) {
 // those that have to wait for their turn at the first.
 func TestHardStartBesideSlowLimit(t *testing.T) {
 	pgtest.Long(t)
-	t.Parallel()
 	b := newBench(t)
 	const n = 14
 	b.insertPlain(t, n)
@@ -85,7 +83,6 @@ func TestReservationsAreKept(t *testing.T) {
 	burst.Capacity = 10
 	for name, requests := range map[string][]ratelimit.Request{"at execution": nil, "at insertion": {calls.For("")}} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			b := newBench(t)
 			b.insert(t, b.inserter(t), numbered(jobs, requests...))
 			var m []rivertype.Middleware

@@ -45,7 +45,6 @@ func wantValue(t *testing.T, b *bench, name string, want float64) {
 // What was reserved when the jobs were inserted is settled where they are worked, less and
 // more, with the receipt that travels in their metadata.
 func TestSettleInsertTime(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	requests := ratelimit.TokenBucket{Name: "requests", Rate: 1, Period: 1000 * time.Hour, Capacity: 100}
 	in := b.inserter(t)
@@ -64,7 +63,6 @@ func TestSettleInsertTime(t *testing.T) {
 
 // What the middleware has reserved is settled too, at the gate as well.
 func TestSettleHardStart(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	limits := func(*rivertype.JobRow) []ratelimit.Request { return []ratelimit.Request{slowTokens.ForN("org", 100)} }
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: limits, HardStart: true, StartSlack: time.Minute}) // no start is too late
@@ -82,7 +80,6 @@ func TestSettleHardStart(t *testing.T) {
 // reserves anew, settles that.
 func TestSettleAfterFailure(t *testing.T) {
 	pgtest.Long(t)
-	t.Parallel()
 	b := newBench(t)
 	limits := func(*rivertype.JobRow) []ratelimit.Request { return []ratelimit.Request{slowTokens.ForN("org", 100)} }
 	work := func(ctx context.Context, job *river.Job[callArgs]) error {
@@ -112,7 +109,6 @@ func TestSettleAfterFailure(t *testing.T) {
 }
 
 func TestSettleInvalid(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	in := b.inserter(t)
 	b.inTx(t, func(tx pgx.Tx) error {
@@ -144,7 +140,6 @@ func TestSettleInvalid(t *testing.T) {
 // A job that is cancelled before it begins gives its reservation back, from what is in
 // its metadata; one that has begun does not.
 func TestCancelTx(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	in := b.inserter(t)
 	for _, test := range []struct {
@@ -183,7 +178,6 @@ func TestCancelTx(t *testing.T) {
 func TestInsertManyIsOneReservation(t *testing.T) {
 	pgtest.Long(t)
 	const jobs, limited = 500, 20
-	took := map[int]time.Duration{}
 	for _, shards := range []int{1, 8} {
 		t.Run(fmt.Sprint(shards), func(t *testing.T) {
 			b := newBench(t)
@@ -191,17 +185,7 @@ func TestInsertManyIsOneReservation(t *testing.T) {
 			l := ratelimit.TokenBucket{Name: "calls", Rate: limited, Period: time.Second, Capacity: limited, Shards: shards}
 			params := numbered(jobs, l.For(""))
 			must(t, b.store.Take(t.Context(), l.ForN("", limited)))
-			var inserted []*riverlimit.Inserted
-			for range 3 { // the first time pgx prepares the statements
-				begun := time.Now()
-				b.inTx(t, func(tx pgx.Tx) (err error) {
-					inserted, err = in.InsertManyTx(t.Context(), tx, params)
-					return err
-				})
-				if d := time.Since(begun); took[shards] == 0 || d < took[shards] {
-					took[shards] = d
-				}
-			}
+			inserted := b.insert(t, in, params)
 			for i := 1; i < jobs; i++ {
 				gap := inserted[i].Reservation.RetryAt.Sub(inserted[i-1].Reservation.RetryAt)
 				if off := gap - time.Second/limited; off.Abs() > 2*time.Microsecond {
@@ -224,5 +208,4 @@ func TestInsertManyIsOneReservation(t *testing.T) {
 			}
 		})
 	}
-	t.Logf("%d jobs: %v with one row, %v with 8 shards", jobs, took[1], took[8])
 }

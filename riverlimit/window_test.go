@@ -62,7 +62,6 @@ func wantWindowKept(t *testing.T, b *bench, jobs int, insert func(t testing.TB, 
 // no gate.
 func TestHardStartSlidingWindow(t *testing.T) {
 	pgtest.Long(t)
-	t.Parallel()
 	b := newBench(t)
 	wantWindowKept(t, b, 100, b.insertPlain)
 }
@@ -71,7 +70,6 @@ func TestHardStartSlidingWindow(t *testing.T) {
 // the slots that were reserved when they were inserted, ask for others.
 func TestHardStartSlidingWindowBunched(t *testing.T) {
 	pgtest.Long(t)
-	t.Parallel()
 	b := newBench(t)
 	wantWindowKept(t, b, 60, func(t testing.TB, n int) {
 		params := numbered(n, tenth.For(""))
@@ -81,7 +79,6 @@ func TestHardStartSlidingWindowBunched(t *testing.T) {
 
 // A slot that is over before a job can start would be missed each time.
 func TestHardStartSlotsTooNarrow(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	narrow := tenth
 	narrow.Slots = 20 // of 50 ms
@@ -95,7 +92,6 @@ func TestHardStartSlotsTooNarrow(t *testing.T) {
 // Jobs that are inserted together reserve for as many of them as fit a window: as fast as
 // the limit allows, and no faster.
 func TestInsertManySlidingWindow(t *testing.T) {
-	t.Parallel()
 	const jobs, rate = 205, 20
 	b := newBench(t)
 	l := ratelimit.SlidingWindow{Name: "window", Rate: rate, Period: time.Minute, Slots: 6}
@@ -120,7 +116,6 @@ func TestInsertManySlidingWindow(t *testing.T) {
 // A job that has missed its slot and was given another has used what it has used once:
 // the slot that it missed has all of it back.
 func TestSettleMissedSlot(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	slots := ratelimit.SlidingWindow{Name: "slots", Rate: 1000, Period: 20 * time.Second, Slots: 100}
 	// Most of a slot is too late to start in; what is granted there is given back. Slots begin at
