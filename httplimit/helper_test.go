@@ -4,14 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"go/parser"
-	"go/token"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -144,27 +140,6 @@ func (f failing) Allow(ctx context.Context, _ ...ratelimit.Request) (ratelimit.R
 
 func (f failing) Settle(context.Context, *ratelimit.Receipt, ...float64) (ratelimit.Result, error) {
 	return ratelimit.Result{}, errDatabase
-}
-
-// importsOf is what the package's files import, without its tests.
-func importsOf(t *testing.T) (imports []string) {
-	t.Helper()
-	names, err := filepath.Glob("*.go")
-	must(t, err)
-	for _, name := range names {
-		if strings.HasSuffix(name, "_test.go") {
-			continue
-		}
-		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly)
-		must(t, err)
-		for _, spec := range file.Imports {
-			imports = append(imports, strings.Trim(spec.Path.Value, `"`))
-		}
-	}
-	if len(imports) == 0 {
-		t.Fatal("no imports were found, so this tests nothing")
-	}
-	return imports
 }
 
 func must(tb testing.TB, err error) {

@@ -11,8 +11,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,13 +18,11 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/httplimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/memstore"
-	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 // permitStore is a store of both sorts of limits.
@@ -616,68 +612,4 @@ func TestNewFindsFaultsInFlight(t *testing.T) {
 	if _, err := httplimit.New(memstore.New(nil), &httplimit.Config{InFlight: named("a")}); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), "Permits") {
 		t.Errorf("without permits: got %v", err)
 	}
-}
-
-const (
-	killURL    = "HTTPLIMIT_TEST_KILL_URL"
-	killSchema = "HTTPLIMIT_TEST_KILL_SCHEMA"
-)
-
-var killLimit = ratelimit.InFlight{Name: "calls", Limit: 1, Lease: time.Second}
-
-// TestKillServerProcess is the process that TestInFlightKilled kills; as a test of its own it
-// has nothing to do.
-func TestKillServerProcess(t *testing.T) {
-	if os.Getenv(killURL) == "" {
-		return
-	}
-	pool, err := pgxpool.New(t.Context(), os.Getenv(killURL))
-	must(t, err)
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: os.Getenv(killSchema)})
-	must(t, err)
-	m := newMiddleware(t, store, httplimit.Config{Permits: store.Permits(), InFlight: []httplimit.InFlightPolicy{{Limit: killLimit}}})
-	serve(m.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
-		fmt.Println("at work")
-		io.Copy(io.Discard, os.Stdin) // until it is killed, or the test that started it ends
-	})), get("/"))
-}
-
-// The permit of a process that is killed in the middle of a request is free within a lease.
-func TestInFlightKilled(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	store, db := newStore(t, nil)
-	process := exec.Command(os.Args[0], "-test.run=^TestKillServerProcess$")
-	process.Env = append(os.Environ(), killURL+"="+pgtest.URL(t), killSchema+"="+db.Schema)
-	process.Stderr = os.Stderr
-	stdin, err := process.StdinPipe()
-	must(t, err)
-	defer stdin.Close()
-	stdout, err := process.StdoutPipe()
-	must(t, err)
-	must(t, process.Start())
-	defer process.Wait()
-	defer process.Process.Kill()
-	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil || line != "at work\n" {
-		t.Fatalf("the process said %q, %v", line, err)
-	}
-	m := newMiddleware(t, store, httplimit.Config{Permits: store.Permits(), InFlight: []httplimit.InFlightPolicy{{Limit: killLimit}}, Timeout: 20 * time.Second})
-	h := m.Handler(&answering{})
-	for end := time.Now().Add(2 * killLimit.Lease); time.Now().Before(end); time.Sleep(killLimit.Lease / 5) {
-		wantStatus(t, serve(h, get("/")), 429) // it renews
-	}
-	permits, err := store.Permits().Held(t.Context(), killLimit, "")
-	if err != nil || len(permits) != 1 {
-		t.Fatalf("got %v, %v, want a permit", permits, err)
-	}
-	must(t, process.Process.Kill())
-	process.Wait()
-	killed := time.Now()
-	for serve(h, get("/")).StatusCode != 200 {
-		if time.Since(killed) > 30*time.Second {
-			t.Fatal("the permit is not free after 30 s")
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-	t.Logf("the permit was free %v after the kill, lease %v", time.Since(killed).Round(time.Millisecond), killLimit.Lease)
 }
