@@ -6,9 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -115,36 +113,6 @@ func (g *gated) finish(t *testing.T, do func()) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("no request is under way")
 	}
-}
-
-// A handler that writes nothing has answered 200, also when it held a permit; only a client that has
-// gone leaves its outcome unknown.
-func TestInFlightCountsAnEmptyAnswer(t *testing.T) {
-	inEach(t, func(t *testing.T, store permitStore) {
-		failures := ratelimit.TokenBucket{Name: "failures", Rate: 1, Period: 24 * time.Hour, Capacity: 5}
-		var status int
-		counts := func(o httplimit.Outcome) bool {
-			status = o.Status
-			return httplimit.CountOnly(401)(o)
-		}
-		h := newMiddleware(t, store, httplimit.Config{
-			InFlight: callsByUser, Permits: store.Permits, Policies: []httplimit.Policy{{Limit: failures, Key: byUser, Counts: counts}},
-		}).Handler(&answering{})
-		for range 20 {
-			if wantStatus(t, serve(h, get("/", "X-User", "ann")), 200); status != 200 {
-				t.Fatalf("the status of an empty answer is %d, want 200", status)
-			}
-		}
-		ctx, leave := context.WithCancel(t.Context())
-		leaving := newMiddleware(t, store, httplimit.Config{
-			InFlight: callsByUser, Permits: store.Permits, Policies: []httplimit.Policy{{Limit: failures, Key: byUser, Counts: counts}},
-		}).Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { leave() }))
-		serve(leaving, get("/", "X-User", "ann").WithContext(ctx))
-		result, err := store.Check(t.Context(), failures.For("ann"))
-		if err != nil || status != 0 || math.Round(result.Value) != 4 {
-			t.Errorf("after a client that has gone: got status %d and %v tokens, %v, want 0 and 4", status, result.Value, err)
-		}
-	})
 }
 
 func TestInFlight(t *testing.T) {
@@ -335,36 +303,6 @@ func TestInFlightOutlivesItsClient(t *testing.T) {
 		g.finish(t, nil)
 		wantHeld(t, store.Permits, limit, "", 0)
 	})
-}
-
-// A connection that was taken over counts until its handler returns.
-func TestInFlightHijacked(t *testing.T) {
-	store := memstore.New(nil)
-	m := newMiddleware(t, store, httplimit.Config{Permits: store.Permits(), InFlight: []httplimit.InFlightPolicy{{Limit: calls}}})
-	server := httptest.NewServer(m.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		conn, rw, err := w.(http.Hijacker).Hijack()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer conn.Close()
-		fmt.Fprint(rw, "HTTP/1.1 101 Switching Protocols\r\n\r\n")
-		rw.Flush()
-		io.Copy(io.Discard, rw)
-	})))
-	defer server.Close()
-	conn, err := net.Dial("tcp", server.Listener.Addr().String())
-	must(t, err)
-	defer conn.Close()
-	fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-	if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.Contains(line, "101") {
-		t.Fatalf("got %q, %v", line, err)
-	}
-	if n := held(t, store.Permits(), calls, ""); n != 1 {
-		t.Errorf("%d permits are held, want 1", n)
-	}
-	conn.Close()
-	wantHeld(t, store.Permits(), calls, "", 0)
 }
 
 // A handler that has lost its permit is told, by its context and why.

@@ -155,39 +155,43 @@ func TestFieldsByOption(t *testing.T) {
 	}
 }
 
-// The effective window of a full limit, one in debt, and one that is paused.
+// The effective window of a full limit, one in debt, one that is paused, and one of slots.
 func TestEffectiveWindow(t *testing.T) {
 	clock := newClock()
 	store := memstore.New(clock.Now)
-	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: perMinute}, {Limit: perDay}}})
-	fields := func(verb func(context.Context, ...ratelimit.Request) (ratelimit.Result, error), requests ...ratelimit.Request) string {
+	slots := ratelimit.SlidingWindow{Name: "slots", Rate: 3, Period: time.Minute, Slots: 6, Start: noon}
+	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: perMinute}, {Limit: perDay}, {Limit: slots}}})
+	want := func(verb func(context.Context, ...ratelimit.Request) (ratelimit.Result, error), field string, requests ...ratelimit.Request) {
+		t.Helper()
 		result, err := verb(t.Context(), requests...)
 		must(t, err)
 		w := httptest.NewRecorder()
 		m.Granted(w, get("/"), result)
 		m.Answer(w, get("/"), result.Err())
-		if got := w.Header().Values("RateLimit"); len(got) != 1 {
-			t.Errorf("got %d RateLimit fields, want 1", len(got))
-		}
-		return w.Header().Get("RateLimit")
-	}
-	wantFields := func(got, want string) {
-		t.Helper()
-		if got != want {
-			t.Errorf("got %s, want %s", got, want)
+		if got := w.Header().Values("RateLimit"); !slices.Equal(got, []string{field}) {
+			t.Errorf("got %q, want %q", got, field)
 		}
 	}
-	wantFields(fields(store.Check, perMinute.For(""), perDay.For("")), `"per_minute";r=3;t=6, "per_day";r=4;t=86400`)
-	wantFields(fields(store.Reserve, perMinute.ForN("", 5)), `"per_minute";r=0;t=18`)
-	wantFields(fields(store.Allow, perMinute.ForN("", 0.5)), `"per_minute";r=0;t=15`)
-	wantFields(fields(store.Allow, perDay.ForN("", 1)), `"per_day";r=3;t=86400`)
+	want(store.Check, `"per_minute";r=3;t=6, "per_day";r=4;t=86400`, perMinute.For(""), perDay.For(""))
+	want(store.Reserve, `"per_minute";r=0;t=18`, perMinute.ForN("", 5))
+	want(store.Allow, `"per_minute";r=0;t=15`, perMinute.ForN("", 0.5))
+	want(store.Allow, `"per_day";r=3;t=86400`, perDay.ForN("", 1))
 	for _, l := range []ratelimit.Limit{perMinute, perDay} {
 		must(t, errOf(store.Pause(t.Context(), l, "paused", time.Hour)))
 	}
-	wantFields(fields(store.Allow, perMinute.For("paused")), `"per_minute";r=0;t=3606`)
+	want(store.Allow, `"per_minute";r=0;t=3606`, perMinute.For("paused"))
 	result, err := store.Allow(t.Context(), perDay.For("paused"))
 	must(t, err)
-	wantFields(fields(store.Allow, perDay.For("paused")), fmt.Sprintf(`"per_day";r=0;t=%d`, int(math.Ceil(result.RetryAfter.Seconds()))))
+	want(store.Allow, fmt.Sprintf(`"per_day";r=0;t=%d`, int(math.Ceil(result.RetryAfter.Seconds()))), perDay.For("paused"))
+
+	// The window of a sliding window ends where its next slot begins.
+	want(store.Check, `"slots";r=3;t=60`, slots.For(""))
+	clock.add(6 * time.Second)
+	want(store.Allow, `"slots";r=2;t=4`, slots.For(""))
+	clock.add(4 * time.Second)
+	want(store.Check, `"slots";r=2;t=10`, slots.For(""))
+	must(t, errOf(store.Pause(t.Context(), slots, "", 25*time.Second)))
+	want(store.Check, `"slots";r=2;t=25`, slots.For(""))
 }
 
 // The fields of a quota by the calendar tell its true reset: the customer's midnight, an hour
@@ -267,34 +271,6 @@ func TestAbove(t *testing.T) {
 	wantRemaining(batch, 429, `"api";r=0;t=1`, "5") // one is left, and it needs six
 	clock.add(5 * time.Second)
 	wantRemaining(batch, 200, `"api";r=0;t=1`, "")
-}
-
-// The effective window of a sliding window ends where its next slot begins.
-func TestEffectiveWindowOfSlots(t *testing.T) {
-	clock := newClock()
-	store := memstore.New(clock.Now)
-	limit := ratelimit.SlidingWindow{Name: "l", Rate: 3, Period: time.Minute, Slots: 6, Start: noon}
-	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: limit}}})
-	want := func(verb func(context.Context, ...ratelimit.Request) (ratelimit.Result, error), field string) {
-		t.Helper()
-		result, err := verb(t.Context(), limit.For(""))
-		must(t, err)
-		w := httptest.NewRecorder()
-		m.Granted(w, get("/"), result)
-		m.Answer(w, get("/"), result.Err())
-		if got := w.Header().Get("RateLimit"); got != field {
-			t.Errorf("got %s, want %s", got, field)
-		}
-	}
-	at := clock.Now()
-	edge := 10*time.Second - at.Sub(noon)%(10*time.Second)
-	want(store.Check, `"l";r=3;t=60`)
-	clock.add(edge - 4*time.Second)
-	want(store.Allow, `"l";r=2;t=4`)
-	clock.add(4 * time.Second)
-	want(store.Check, `"l";r=2;t=10`)
-	must(t, errOf(store.Pause(t.Context(), limit, "", 25*time.Second)))
-	want(store.Check, `"l";r=2;t=25`)
 }
 
 // Middlewares around each other add to the fields, and the one that refuses decides.

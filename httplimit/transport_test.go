@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,7 +16,6 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/httplimit"
-	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/memstore"
 )
 
@@ -512,46 +509,4 @@ func TestNewTransportFindsFaults(t *testing.T) {
 	if _, err := httplimit.NewTransport(nil); err != nil {
 		t.Error(err)
 	}
-}
-
-// Client and server of this package understand each other over a connection: ten
-// clients that come at once all get through.
-func TestTransportAndMiddleware(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	limit := ratelimit.TokenBucket{Name: "api", Rate: 5, Period: time.Second, Capacity: 5}
-	m := newMiddleware(t, memstore.New(nil), httplimit.Config{Policies: []httplimit.Policy{{Limit: limit}}})
-	next := &answering{}
-	var mu sync.Mutex
-	refused := 0
-	h := m.Handler(next)
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		mu.Lock()
-		defer mu.Unlock()
-		rec := httptest.NewRecorder()
-		if h.ServeHTTP(rec, r); rec.Code == 429 {
-			refused++
-			w.Header().Set("Retry-After", rec.Header().Get("Retry-After"))
-		}
-		w.WriteHeader(rec.Code)
-	}))
-	defer server.Close()
-	client := &http.Client{Transport: newTransport(t, httplimit.TransportConfig{Base: server.Client().Transport})}
-	defer client.CloseIdleConnections()
-	var wg sync.WaitGroup
-	for i := range 10 {
-		wg.Go(func() {
-			resp, err := client.Get(server.URL + "/" + strconv.Itoa(i))
-			if err != nil || resp.StatusCode != 200 {
-				t.Errorf("got %v, %v, want 200", resp, err)
-				return
-			}
-			resp.Body.Close()
-		})
-	}
-	wg.Wait()
-	if next.served.Load() != 10 || refused < 1 {
-		t.Errorf("%d served and %d refused, want 10 and at least 1", next.served.Load(), refused)
-	}
-	t.Logf("10 served, %d refused", refused)
 }
