@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -111,6 +113,22 @@ func readProblem(t *testing.T, resp *http.Response) (p problem) {
 		t.Errorf("the problem's status is %d, the response's %d", p.Status, resp.StatusCode)
 	}
 	return p
+}
+
+// wantViolated wants a 429 that names the limits that refused.
+func wantViolated(t *testing.T, resp *http.Response, limits ...string) {
+	t.Helper()
+	wantStatus(t, resp, 429)
+	if p := readProblem(t, resp); !slices.Equal(p.Violated, limits) {
+		t.Errorf("got the problem %+v, want one of %q", p, limits)
+	}
+}
+
+func wantRetryAfter(t *testing.T, resp *http.Response, least, most int) {
+	t.Helper()
+	if after, err := strconv.Atoi(resp.Header.Get("Retry-After")); err != nil || after < least || after > most {
+		t.Errorf("got Retry-After %q, want %d to %d", resp.Header.Get("Retry-After"), least, most)
+	}
 }
 
 // left is how many tokens a limit has.

@@ -117,9 +117,7 @@ func TestInTheHandlersTransaction(t *testing.T) {
 		}
 		if step.status == 429 {
 			wantHeader(t, resp, "Retry-After", "6")
-			if p := readProblem(t, resp); len(p.Violated) != 1 || p.Violated[0] != "per_minute" {
-				t.Errorf("got the problem %+v", p)
-			}
+			wantViolated(t, resp, "per_minute")
 		}
 		var got int
 		if err := db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM "+table).Scan(&got); err != nil || got != step.orders {
