@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"math"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -42,18 +41,7 @@ func refusing(times int64, code codes.Code, waits ...time.Duration) *echo {
 			if err := refuse(); err != nil {
 				return err
 			}
-			for {
-				var in wrapperspb.StringValue
-				if err := stream.RecvMsg(&in); err != nil {
-					if errors.Is(err, io.EOF) {
-						return nil
-					}
-					return err
-				}
-				if err := stream.SendMsg(&in); err != nil {
-					return err
-				}
-			}
+			return echoAll(stream)
 		},
 	}
 }
@@ -190,34 +178,6 @@ func TestClientChats(t *testing.T) {
 	wantCode(t, chat(), codes.ResourceExhausted)
 	if err := chat(); err != nil || time.Since(begun) < 50*time.Millisecond {
 		t.Errorf("got %v after %v, want it opened after the hold", err, time.Since(begun))
-	}
-}
-
-// A store that fails keeps calls from being sent.
-func TestClientStoreFails(t *testing.T) {
-	server := &echo{}
-	conn := dial(t, server, open(t), waiting(t, grpclimit.ClientConfig{
-		Store: failing{memstore.New(nil)},
-		Limit: func(context.Context, string, any) ratelimit.Request { return perMinute.For("") },
-	})...)
-	if err := say(t.Context(), conn, "hello"); !errors.Is(err, errDatabase) {
-		t.Errorf("got %v, want the store's error", err)
-	}
-	if server.calls.Load() != 0 {
-		t.Error("the call was sent")
-	}
-}
-
-func TestNewClientFindsFaults(t *testing.T) {
-	for name, config := range map[string]grpclimit.ClientConfig{
-		"MaxWait":  {MaxWait: -1},
-		"MaxTries": {MaxTries: -1},
-		"MaxPause": {MaxPause: -1},
-		"Store":    {Store: memstore.New(nil)},
-	} {
-		if _, err := grpclimit.NewClient(&config); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), "grpclimit: "+name) {
-			t.Errorf("got %v, want ErrInvalid with %q", err, name)
-		}
 	}
 }
 

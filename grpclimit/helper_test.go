@@ -107,12 +107,16 @@ func (e *echo) unary(ctx context.Context, in *wrapperspb.StringValue) (*wrappers
 	return in, nil
 }
 
-// stream answers each message that it gets.
+// stream answers each message that it gets, if there is no other function.
 func (e *echo) stream(stream grpc.ServerStream) error {
 	e.calls.Add(1)
 	if e.count != nil {
 		return e.count(stream)
 	}
+	return echoAll(stream)
+}
+
+func echoAll(stream grpc.ServerStream) error {
 	for {
 		var in wrapperspb.StringValue
 		if err := stream.RecvMsg(&in); errors.Is(err, io.EOF) {

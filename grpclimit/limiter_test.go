@@ -62,6 +62,10 @@ func TestRefusesWithRetryInfo(t *testing.T) {
 }
 
 func TestAnswers(t *testing.T) {
+	known, err := catalog.NewInMemory(&catalog.Config{Logger: discardLogs})
+	must(t, err)
+	must(t, known.Publish(t.Context(), perMinute))
+	must(t, errOf(known.Set(t.Context(), perMinute.Name, "zoe", catalog.Override{Mode: ratelimit.ModeRefuse})))
 	var heard []ratelimit.Event
 	limit := newLimiter(t, memstore.New(nil), grpclimit.Config{
 		Policies: []grpclimit.Policy{{
@@ -81,6 +85,7 @@ func TestAnswers(t *testing.T) {
 				return perMinute, nil
 			},
 		}},
+		Catalog: known,
 		Observe: func(ctx context.Context, e ratelimit.Event) {
 			if c := grpclimit.CallOf(ctx); c == nil || c.Method != sayMethod || grpclimit.CallOf(c.Context) != nil || e.Door != "grpclimit" || e.Policy() != "per_minute" {
 				t.Errorf("of %v heard %+v", c, e)
@@ -102,6 +107,7 @@ func TestAnswers(t *testing.T) {
 		{"ann", "NaN", codes.InvalidArgument, ratelimit.OutcomeInvalid},
 		{"ann", "broken", codes.Unavailable, ratelimit.OutcomeFailed},
 		{"eve", "1", codes.PermissionDenied, ratelimit.OutcomeInvalid},
+		{"zoe", "1", codes.ResourceExhausted, ratelimit.OutcomeRefused}, // by the catalog's mode
 		{strings.Repeat("k", ratelimit.MaxKeyLength+1), "1", codes.InvalidArgument, ratelimit.OutcomeInvalid},
 		{"ann", "1", codes.OK, ratelimit.OutcomeGranted},
 	} {
@@ -110,12 +116,15 @@ func TestAnswers(t *testing.T) {
 		if _, again := told(err); (again >= 0) != (step.code == codes.ResourceExhausted || step.code == codes.Unavailable) {
 			t.Errorf("%s of %s: RetryInfo %v", step.cost, step.user, again)
 		}
+		if byMode := strings.Contains(fmt.Sprint(status.Convert(err).Details()), "refused by its mode"); byMode != (step.user == "zoe") {
+			t.Errorf("%s: refused by its mode: %t", step.user, byMode)
+		}
 		if last := heard[len(heard)-1]; last.Outcome != step.decision {
 			t.Errorf("%s of %.9s: heard %v, want %v", step.cost, step.user, last, step.decision)
 		}
 	}
-	if len(heard) != 10 {
-		t.Errorf("heard of %d calls, want 10", len(heard))
+	if len(heard) != 11 {
+		t.Errorf("heard of %d calls, want 11", len(heard))
 	}
 }
 
@@ -290,8 +299,13 @@ func TestSpoofedAddresses(t *testing.T) {
 
 func TestCountsByOutcome(t *testing.T) {
 	store := memstore.New(nil)
-	e := &echo{say: func(_ context.Context, text string) error {
+	e := &echo{say: func(ctx context.Context, text string) error {
 		switch text {
+		case "free":
+			if err := grpclimit.Used(ctx, "other", 1); !errors.Is(err, ratelimit.ErrInvalid) {
+				t.Errorf("used of another policy: got %v", err)
+			}
+			return grpclimit.Used(ctx, "served", 0)
 		case "panic":
 			panic("of the handler")
 		case "ok":
@@ -308,52 +322,13 @@ func TestCountsByOutcome(t *testing.T) {
 	for _, step := range []struct {
 		text             string
 		failures, served int64
-	}{{"ok", 5, 4}, {"wrong", 4, 4}, {"panic", 3, 4}, {"ok", 3, 3}} {
+	}{{"ok", 5, 4}, {"wrong", 4, 4}, {"panic", 3, 4}, {"free", 3, 4}, {"ok", 3, 3}} {
 		say(t.Context(), conn, step.text)
 		for limit, want := range map[ratelimit.Limit]int64{failures: step.failures, served: step.served} {
 			if result, err := store.Check(t.Context(), limit.For("")); err != nil || result.Remaining != want {
 				t.Errorf("after %s: %d of %v are left, %v, want %d", step.text, result.Remaining, limit, err, want)
 			}
 		}
-	}
-}
-
-func TestUsed(t *testing.T) {
-	inEach(t, func(t *testing.T, store fullStore) {
-		tokens := ratelimit.TokenBucket{Name: "tokens", Rate: 100, Period: 1000 * time.Hour}
-		e := &echo{count: func(stream grpc.ServerStream) error {
-			if err := grpclimit.Used(stream.Context(), "other", 1); !errors.Is(err, ratelimit.ErrInvalid) {
-				t.Errorf("of another policy: got %v", err)
-			}
-			for n := range 3 {
-				if err := grpclimit.Used(stream.Context(), "tokens", float64(10*(n+1))); err != nil {
-					t.Error(err)
-				}
-			}
-			return nil
-		}}
-		conn := dial(t, e, newLimiter(t, store, grpclimit.Config{Policies: []grpclimit.Policy{{Limit: tokens, Cost: grpclimit.Fixed(50)}}}))
-		if _, err := count(t.Context(), conn, "hello"); err != nil {
-			t.Error(err)
-		}
-		if result, err := store.Check(t.Context(), tokens.For("")); err != nil || result.Remaining != 70 {
-			t.Errorf("%d are left, %v, want 70", result.Remaining, err)
-		}
-	})
-}
-
-// The catalog's definition of a key holds.
-func TestCatalog(t *testing.T) {
-	known, err := catalog.NewInMemory(&catalog.Config{Logger: discardLogs})
-	must(t, err)
-	must(t, known.Publish(t.Context(), perMinute))
-	must(t, errOf(known.Set(t.Context(), perMinute.Name, "ann", catalog.Override{Mode: ratelimit.ModeRefuse})))
-	conn := dial(t, &echo{}, newLimiter(t, memstore.New(nil), grpclimit.Config{Policies: []grpclimit.Policy{{Limit: perMinute, Key: byUser}}, Catalog: known}))
-	wantCode(t, say(as(t, "bob"), conn, "hello"), codes.OK)
-	err = say(as(t, "ann"), conn, "hello")
-	wantCode(t, err, codes.ResourceExhausted)
-	if text := fmt.Sprint(status.Convert(err).Details()); !strings.Contains(text, "refused by its mode") {
-		t.Errorf("the mode refused with %s", text)
 	}
 }
 

@@ -115,37 +115,6 @@ func (g *gated) finish(t *testing.T, do func()) {
 	}
 }
 
-func TestInFlight(t *testing.T) {
-	inEach(t, func(t *testing.T, store permitStore) {
-		m := newMiddleware(t, store, httplimit.Config{Permits: store.Permits, InFlight: callsByUser})
-		g := newGated()
-		h := m.Handler(g)
-		first, second := g.begin(h, get("/", "X-User", "ann")), g.begin(h, get("/", "X-User", "ann"))
-
-		resp := serve(h, get("/", "X-User", "ann"))
-		wantStatus(t, resp, 429)
-		wantHeader(t, resp, "RateLimit-Policy", `"calls";q=2;qu="concurrent-requests"`)
-		wantHeader(t, resp, "RateLimit", `"calls";r=0`)
-		wantRetryAfter(t, resp, 1, 2)
-		wantViolated(t, resp, "calls")
-		other := g.begin(h, get("/", "X-User", "bob")) // whose permits are others
-
-		g.finish(t, nil)
-		g.finish(t, func() { panic("of the handler") })
-		g.finish(t, nil)
-		for i, done := range []<-chan *http.Response{first, second, other} {
-			if resp := <-done; resp != nil && resp.StatusCode != 200 {
-				t.Errorf("request %d: got %d", i, resp.StatusCode)
-			}
-		}
-		wantHeld(t, store.Permits, calls, "ann", 0)
-		wantHeld(t, store.Permits, calls, "bob", 0)
-		last := g.begin(h, get("/", "X-User", "ann"))
-		g.finish(t, nil)
-		wantStatus(t, <-last, 200)
-	})
-}
-
 // An error of one of several policies is told by the name of that one.
 func TestInFlightErrorsNameTheirPolicy(t *testing.T) {
 	header := func(name string) func(*http.Request) (int, error) {
@@ -201,8 +170,9 @@ func TestInFlightWeight(t *testing.T) {
 	})
 }
 
-// A refusal of any policy leaves nothing taken of the others.
-func TestInFlightAllOrNothing(t *testing.T) {
+// A request holds its permits until its handler has returned or panicked. A refusal of any policy leaves nothing
+// taken of the others.
+func TestInFlight(t *testing.T) {
 	inEach(t, func(t *testing.T, store permitStore) {
 		all := ratelimit.InFlight{Name: "all", Limit: 3, Lease: time.Minute}
 		hourly := ratelimit.TokenBucket{Name: "hourly", Rate: 4, Period: time.Hour}
@@ -222,22 +192,28 @@ func TestInFlightAllOrNothing(t *testing.T) {
 				t.Errorf("%d tokens are left, %v, want %g", result.Remaining, err, tokens)
 			}
 		}
-		refused := func(user, by string) {
+		refused := func(user, by string) *http.Response {
 			t.Helper()
 			resp := serve(h, get("/", "X-User", user))
 			wantViolated(t, resp, by)
+			return resp
 		}
 		done := []<-chan *http.Response{g.begin(h, get("/", "X-User", "ann")), g.begin(h, get("/", "X-User", "ann"))}
 		want(2, 2, 2)
-		refused("ann", "calls")
+		resp := refused("ann", "calls")
+		wantHeader(t, resp, "RateLimit-Policy", `"calls";q=2;qu="concurrent-requests"`)
+		wantHeader(t, resp, "RateLimit", `"calls";r=0`)
+		wantRetryAfter(t, resp, 1, 2)
 		want(2, 2, 2)
 		done = append(done, g.begin(h, get("/", "X-User", "bob")))
 		refused("cid", "all")
-		for range done {
-			g.finish(t, nil)
-		}
-		for _, d := range done {
-			<-d
+		g.finish(t, nil)
+		g.finish(t, func() { panic("of the handler") })
+		g.finish(t, nil)
+		for i, d := range done {
+			if resp := <-d; resp != nil && resp.StatusCode != 200 {
+				t.Errorf("request %d: got %d", i, resp.StatusCode)
+			}
 		}
 		want(0, 0, 2)
 		for range 2 {

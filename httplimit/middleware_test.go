@@ -465,43 +465,27 @@ func TestJitterIsBounded(t *testing.T) {
 }
 
 func TestFailure(t *testing.T) {
-	for _, test := range []struct {
-		name     string
-		failOpen bool
-		status   int
-		passed   bool
-	}{
-		{"closed", false, 503, false},
-		{"open", true, 200, true},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			var events []ratelimit.Event
-			m := newMiddleware(t, failing{}, httplimit.Config{
-				Policies: []httplimit.Policy{{Limit: perMinute}},
-				FailOpen: test.failOpen,
-				Observe:  func(_ context.Context, e ratelimit.Event) { events = append(events, e) },
-			})
-			next := &answering{}
-			resp := serve(m.Handler(next), get("/"))
-			wantStatus(t, resp, test.status)
-			if !test.passed {
-				wantRetryAfter(t, resp, 5, 10)
-				if p := readProblem(t, resp); strings.Contains(p.Detail, "database") {
-					t.Errorf("the client is told of the database: %q", p.Detail)
-				}
-			}
-			if got := next.served.Load() == 1; got != test.passed {
-				t.Errorf("the handler ran: %v, want %v", got, test.passed)
-			}
-			if len(events) == 1 {
-				if told := events[0]; told.Policy() != "per_minute" || told.Door != "httplimit" || told.Outcome != ratelimit.OutcomeFailed || told.Passed != test.passed || told.ErrorClass != "other" {
-					t.Errorf("told as %+v, want a failure of the policy", told)
-				}
-			}
-			if len(events) != 1 || events[0].Outcome != ratelimit.OutcomeFailed || events[0].Passed != test.passed || !errors.Is(events[0].Err, errDatabase) {
-				t.Errorf("got the events %+v, want one failure", events)
-			}
+	for _, open := range []bool{false, true} {
+		var events []ratelimit.Event
+		m := newMiddleware(t, failing{}, httplimit.Config{
+			Policies: []httplimit.Policy{{Limit: perMinute}}, FailOpen: open,
+			Observe: func(_ context.Context, e ratelimit.Event) { events = append(events, e) },
 		})
+		next := &answering{}
+		resp := serve(m.Handler(next), get("/"))
+		if !open {
+			wantStatus(t, resp, 503)
+			wantRetryAfter(t, resp, 5, 10)
+			if p := readProblem(t, resp); strings.Contains(p.Detail, "database") {
+				t.Errorf("the client is told of the database: %q", p.Detail)
+			}
+		}
+		if served := next.served.Load() == 1; served != open || len(events) != 1 {
+			t.Fatalf("fail open %v: served %v, %d events, want one", open, served, len(events))
+		}
+		if e := events[0]; e.Policy() != "per_minute" || e.Door != "httplimit" || e.Outcome != ratelimit.OutcomeFailed || e.Passed != open || e.ErrorClass != "other" || !errors.Is(e.Err, errDatabase) {
+			t.Errorf("fail open %v: told as %+v, want a failure of the policy", open, e)
+		}
 	}
 }
 
