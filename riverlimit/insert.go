@@ -36,10 +36,10 @@ type Inserter struct {
 	// *catalog.Catalog. Nil takes requests as they are.
 	Catalog ratelimit.Catalog
 
-	// InFlight is that of the Middleware, and asked with jobs that have no ID yet. Behind jobs of their
-	// key that wait in line for permits, and behind as many as there are permits in one call, jobs are
-	// parked at once, and no worker fetches them in vain. It is not for jobs that are scheduled for
-	// later. The default is none: jobs are parked when they are fetched.
+	// InFlight is that of the Middleware, and is called with jobs that have no ID yet. If jobs of the key
+	// wait in line, or those before it in the call need all permits, a job is parked at once, so no worker
+	// fetches it in vain. Jobs that are scheduled for later are not. The default is none: jobs are parked
+	// when they are fetched.
 	InFlight func(job *rivertype.JobRow) ratelimit.PermitRequest
 
 	// MaxParked is how many jobs may wait in a line. A call that would make one longer is refused: it is a
@@ -47,9 +47,8 @@ type Inserter struct {
 	// too many. The default is any number.
 	MaxParked int
 
-	// Jitter spreads jobs that must wait: each is scheduled for a random
-	// instant, up to this much after the one at which its capacity is there. A
-	// job that need not wait is not delayed. The default is none.
+	// Jitter spreads jobs that must wait: each is scheduled up to this much after the instant at which
+	// its capacity is there. The default is none.
 	Jitter time.Duration
 }
 
@@ -59,9 +58,8 @@ type Inserted struct {
 	*rivertype.JobInsertResult
 
 	// Reservation is the result of the reservation. It was given back already if River skipped
-	// the job as a duplicate. The store's Cancel gives its receipt back when the job is
-	// cancelled or deleted before it has run; the receipt is in the job's metadata, too: see
-	// [SettleTx] and [CancelTx].
+	// the job as a duplicate. Its receipt is in the job's metadata, too: see [SettleTx] and
+	// [CancelTx].
 	Reservation ratelimit.Result
 }
 
@@ -103,22 +101,19 @@ type InsertManyParams struct {
 }
 
 // InsertTx reserves the count of each request from its limit and inserts the job, scheduled for
-// the instant at which the reservation is due, all inside tx: if tx rolls back there is neither
-// job nor debt. A later ScheduledAt of opts or args stays; the capacity is taken as from now
-// all the same.
+// the instant at which the reservation is due, all inside tx. A later ScheduledAt of opts or args
+// stays; the capacity is taken as from now all the same. A job that River skips as a duplicate
+// costs nothing.
 //
-// A refusal, which only limits with a MaxReserved make, is an error: [ratelimit.ErrRefused], as
-// a *[ratelimit.RefusedError] with the result. Then, and on every other error, nothing was
-// inserted and nothing is reserved. After errors that are PostgreSQL's, among them 40001 and
-// 40P01, tx has failed, as always; after others it remains usable. A job that River skips as a
-// duplicate costs nothing.
+// A refusal, which only limits with a MaxReserved make, is a *[ratelimit.RefusedError]. After any
+// error nothing is inserted or reserved. After an error of PostgreSQL's, such as 40001 and 40P01,
+// tx has failed; after others it remains usable.
 //
 // The limits' rows stay locked until tx ends: insert late, or commit soon. River promotes
 // scheduled jobs every 5 seconds, so a job may start that much late, but never early.
 //
-// River does not report that it cancels or deletes a job, so the reservation of a job that
-// never runs stays until it is given back: see "Jobs that never run" in the package's
-// documentation.
+// The reservation of a job that is cancelled or deleted before it runs stays until it is given
+// back: see "Jobs that never run" in the package's documentation.
 func (in Inserter) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *river.InsertOpts, requests ...ratelimit.Request) (*Inserted, error) {
 	inserted, err := in.InsertManyTx(ctx, tx, []InsertManyParams{{args, opts, requests}})
 	if err != nil {
@@ -127,17 +122,14 @@ func (in Inserter) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, 
 	return inserted[0], nil
 }
 
-// InsertManyTx is [Inserter.InsertTx] for many jobs, each as if it had a reservation of
-// its own: all of them or, on an error, none. Of jobs with the same limits, those
-// that are given first are due first. Jobs that take from the same limits and keys share
-// one reservation, if each takes from one limit, or else if they are next to each other,
-// so 500 of them cost no more round trips than one does. If they are more than a limit can
-// ever grant at once, there is one reservation for as many as it can; those of a sliding
-// window are due together, when a slot begins that has room for them.
+// InsertManyTx is [Inserter.InsertTx] for many jobs, each as if it had a reservation of its own:
+// all of them or, on an error, none. Of jobs with the same limits, the first are due first. Jobs
+// that take from the same limits and keys share reservations, if each takes from one limit or they
+// are next to each other, so 500 of them cost no more round trips than one. A shared reservation
+// of a sliding window is due when a slot begins that has room for all its jobs.
 //
-// The limits' rows are locked in one order, independent of that of the jobs, so two such calls
-// never deadlock (40P01). Several calls in one transaction can, if another transaction makes
-// them in another order: put all jobs into one.
+// Two such calls never deadlock (40P01), whatever the order of their jobs. Several calls in one
+// transaction can, if another transaction makes them in another order: put all jobs into one.
 func (in Inserter) InsertManyTx(ctx context.Context, tx pgx.Tx, params []InsertManyParams) ([]*Inserted, error) {
 	if err := in.usable(); err != nil {
 		return nil, err
@@ -290,10 +282,8 @@ func (r *reservations) sum(jobs []int) (sum []ratelimit.Request, counts [][]floa
 	return sum, counts
 }
 
-// inOrder returns the order in which to reserve for jobs, by their places in
-// params: that in which a call for several limits locks their rows. If there are
-// jobs with several limits no order of jobs is one of rows, so it locks all rows
-// first, which leaves the jobs in their own order.
+// inOrder returns the order in which to reserve for jobs: that in which a call for several limits locks
+// their rows. If there are jobs with several limits, it locks all rows and returns the jobs' own order.
 func (in Inserter) inOrder(ctx context.Context, tx pgx.Tx, params []InsertManyParams) (order []int, err error) {
 	var rows []ratelimit.Request
 	several := false
@@ -335,10 +325,9 @@ func compareRows(a, b ratelimit.Request) int {
 		cmp.Compare(ratelimit.NameOf(a.Limit), ratelimit.NameOf(b.Limit)), cmp.Compare(a.Key, b.Key))
 }
 
-// InsertBatchTx is [Inserter.InsertTx] for many jobs with one reservation for
-// all of them: for jobs that are one unit of work, and due together. The
-// reservation is given back if River skips all of them as duplicates. No job has the
-// receipt, since it is of all: settle that of the Reservation.
+// InsertBatchTx is [Inserter.InsertTx] for jobs that are one unit of work, with one reservation for
+// all of them. It is given back if River skips all of them as duplicates. No job has the receipt:
+// settle that of the Reservation.
 func (in Inserter) InsertBatchTx(ctx context.Context, tx pgx.Tx, params []river.InsertManyParams, requests ...ratelimit.Request) ([]*Inserted, error) {
 	if err := in.usable(); err != nil {
 		return nil, err

@@ -118,13 +118,11 @@ func (m *Middleware) stretched(period time.Duration) time.Duration {
 	return (period + m.config.StartSlack + 2*time.Microsecond - 1).Truncate(time.Microsecond)
 }
 
-// gate returns the request of r to the limit on starts. Taking from a token bucket at the very
-// instants t1 … tn takes at most Capacity + Rate · (tn − t1) / Period. A start is up to the
-// slack after its taking, so those in a window of the limit's period were taken within the
-// period and the slack.
+// gate returns the request of r to the limit on starts. What is taken from a token bucket between t1 and
+// tn is at most Capacity + Rate · (tn − t1) / Period. A start is up to the slack after its taking, so
+// those in a window of the limit's period were taken within the period and the slack.
 //
-// It grants a little ahead, so that the way to the database and back is not added
-// to the spacing. A pause does not stop a job that was granted its start before.
+// It grants a little ahead, so that the way to the database and back is not added to the spacing.
 func (m *Middleware) gate(r ratelimit.Request) ratelimit.Request {
 	d := r.Limit.Definition()
 	capacity := max(d.Capacity, r.Count)
@@ -139,14 +137,11 @@ func (m *Middleware) gate(r ratelimit.Request) ratelimit.Request {
 	return r
 }
 
-// pass has the job pay at the gates and returns its receipt if it may start, which it
-// must do at once. Of the jobs in this process only one at a time asks at a
-// gate, the others queue: those that are late would otherwise all ask each time
-// one of them may start.
+// pass has the job pay at the gates, and returns its receipt if it may start, which it must do at once.
+// Only one job of this process at a time asks at a gate, so that not all ask each time one may start.
 //
-// A grant that is not used is lost, but for those of sliding windows. It must not be
-// given back: jobs that were granted theirs after it have their instants, and another
-// one, at once, would be a start that the spacing between those does not allow for.
+// A grant that is not used is lost, except those of sliding windows. If it were given back, another job
+// would start between jobs whose spacing does not allow for it.
 func (m *Middleware) pass(ctx context.Context, gates []ratelimit.Request) (*ratelimit.Receipt, error) {
 	if len(gates) == 0 {
 		return nil, nil
@@ -287,9 +282,8 @@ func (m *Middleware) sleepUntil(ctx context.Context, now *instant, at time.Time)
 	return nil
 }
 
-// passed returns how long it takes at least until n jobs that ask as this one does have
-// passed the gates, which may be full: a gate with a large capacity may have room for all
-// of them at once, however slowly it is refilled.
+// passed returns how long it takes at least until n jobs that ask as this one does have passed the gates,
+// which may be full.
 func passed(gates []ratelimit.Request, n int) time.Duration {
 	longest := time.Duration(0)
 	for _, g := range gates {
