@@ -49,7 +49,8 @@ type MiddlewareConfig struct {
 
 	// HardStart bounds starts and not only averages, for a third party that counts them. In any stretch
 	// of a limit's Period, jobs start for at most Rate + Capacity − 1 tokens, if counts are whole. The
-	// bound of a SlidingWindow is Rate, and that of a FixedWindow Rate plus its largest count − 1.
+	// bound of a SlidingWindow is Rate, and that of a FixedWindow Rate plus its largest count − 1. For
+	// 100 calls a minute take a SlidingWindow of Rate 100, or a TokenBucket of Rate 91 and Capacity 10.
 	//
 	// Slots must be longer than StartSlack, or the job is cancelled. They should be longer than River
 	// is late. Other kinds make each job pass a gate as it starts: see [Middleware.Rows]. More:
