@@ -275,7 +275,6 @@ func TestSpoofedAddresses(t *testing.T) {
 		want      string
 	}{
 		{"no proxy", none, tcp("192.0.2.1"), []string{"198.51.100.1"}, "192.0.2.1/32"},
-		{"not the proxy", trusted, tcp("192.0.2.1"), []string{"198.51.100.1"}, "192.0.2.1/32"},
 		{"the proxy", trusted, tcp("10.0.0.1"), []string{"198.51.100.1"}, "198.51.100.1/32"},
 		{"in values of their own", trusted, tcp("10.0.0.1"), []string{"198.51.100.1", "192.0.2.9", "10.0.0.2"}, "192.0.2.9/32"},
 		{"IPv6", none, tcp("2001:db8::1"), nil, "2001:db8::/64"},
@@ -337,16 +336,11 @@ func TestNewFindsFaults(t *testing.T) {
 	for want, config := range map[string]*grpclimit.Config{
 		"Config":            nil,
 		"Policies":          {},
-		"Rate":              {Policies: []grpclimit.Policy{{Limit: ratelimit.TokenBucket{Name: "a"}}}},
-		"defined twice":     {Policies: append(good, good...)},
-		"Above":             {Policies: []grpclimit.Policy{{Limit: perMinute, Above: 2}}},
 		"Jitter":            {Policies: good, Jitter: 2},
 		"MaxJitter":         {Policies: good, MaxJitter: -1},
-		"Timeout":           {Policies: good, Timeout: -1},
 		"FailureRetryAfter": {Policies: good, FailureRetryAfter: -1},
 		"FullRetryAfter":    {Policies: good, FullRetryAfter: -1},
 		"two limits":        {Policies: good, InFlight: []grpclimit.InFlightPolicy{{Limit: ratelimit.InFlight{Name: "per_minute", Limit: 1}}}},
-		"Limit":             {InFlight: []grpclimit.InFlightPolicy{{}}},
 		"Permits":           {InFlight: []grpclimit.InFlightPolicy{{Limit: calls}}},
 	} {
 		if _, err := grpclimit.New(memstore.New(nil), config); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), want) {

@@ -404,43 +404,6 @@ func keepRetryAfter(t *testing.T, store httplimit.Store, clock *clock, clients i
 	t.Logf("%d of %d clients that waited exactly Retry-After got through the first time", through, clients)
 }
 
-// Clients that one window refuses come back spread over the jitter's range.
-func TestJitterSpreads(t *testing.T) {
-	const clients, share = 1000, 0.5
-	clock := newClock()
-	store := memstore.New(clock.Now)
-	window := ratelimit.FixedWindow{Name: "window", Rate: 1, Period: time.Minute, Start: noon}
-	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: window, Key: byUser}}, Jitter: share})
-	h := m.Handler(&answering{})
-	histogram := map[int]int{}
-	for i := range clients {
-		user := fmt.Sprintf("user %d", i)
-		wantStatus(t, serve(h, get("/", "X-User", user)), 200)
-		first, again := serve(h, get("/", "X-User", user)), serve(h, get("/", "X-User", user))
-		wantStatus(t, first, 429)
-		if got, want := again.Header.Get("Retry-After"), first.Header.Get("Retry-After"); got != want {
-			t.Fatalf("%s is told %s s, and then %s s: jitter must be the same for a key", user, want, got)
-		}
-		wait, _ := strconv.Atoi(first.Header.Get("Retry-After"))
-		histogram[wait]++
-	}
-	// Evenly it were 33 in each second from 61 to 90. The users are always the same, and
-	// so is the histogram.
-	least, most, early := clients, 0, 0
-	for second := 61; second <= 90; second++ {
-		least, most = min(least, histogram[second]), max(most, histogram[second])
-	}
-	for second, n := range histogram {
-		if second < 60 || second > 90 {
-			early += n
-		}
-	}
-	if early != 0 || least < 15 || most > 55 {
-		t.Errorf("got %d to %d clients in a second, %d outside of 60 to 90, want 15 to 55 and none: %v", least, most, early, histogram)
-	}
-	t.Logf("1,000 clients of one window come back in the seconds 60 to 90: %d to %d in each", least, most)
-}
-
 // A share of a day's wait would send a customer away for hours: jitter is at most half a minute,
 // or as much as the caller says.
 func TestJitterIsBounded(t *testing.T) {
