@@ -394,13 +394,8 @@ func (in Inserter) job(p InsertManyParams, reserved ratelimit.Result, receipt *r
 		return river.InsertManyParams{Args: p.Args, InsertOpts: p.InsertOpts}, nil
 	}
 	n := note{Attempt: 1}.with(p.Requests, reserved, in.Jitter).keep(receipt)
-	var scheduled river.InsertOpts
-	if p.InsertOpts != nil {
-		scheduled = *p.InsertOpts
-	}
-	if argsOpts, ok := p.Args.(river.JobArgsWithInsertOpts); ok && scheduled.ScheduledAt.IsZero() {
-		scheduled.ScheduledAt = argsOpts.InsertOpts().ScheduledAt
-	}
+	scheduled := optsOf(p.InsertOpts)
+	scheduled.ScheduledAt = cmp.Or(scheduled.ScheduledAt, ownOpts(p.Args).ScheduledAt)
 	// A job that is due is not scheduled: that would have it wait for River's
 	// next promotion.
 	if n.At.After(reserved.At) && n.At.After(scheduled.ScheduledAt) {

@@ -1,6 +1,7 @@
 package riverlimit
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -196,43 +197,39 @@ func rowOf(p *river.InsertManyParams) (*rivertype.JobRow, error) {
 	if err != nil {
 		return nil, fmt.Errorf("riverlimit: the job's arguments: %w", err)
 	}
-	var own, given river.InsertOpts
-	if with, ok := p.Args.(river.JobArgsWithInsertOpts); ok {
-		own = with.InsertOpts()
-	}
-	if p.InsertOpts != nil {
-		given = *p.InsertOpts
-	}
+	given, own := optsOf(p.InsertOpts), ownOpts(p.Args)
 	row := &rivertype.JobRow{
 		Kind: p.Args.Kind(), EncodedArgs: args, Metadata: given.Metadata, Tags: given.Tags, State: rivertype.JobStateAvailable,
-		Queue: river.QueueDefault, Priority: river.PriorityDefault, MaxAttempts: river.MaxAttemptsDefault,
+		Queue:       cmp.Or(given.Queue, own.Queue, river.QueueDefault),
+		Priority:    cmp.Or(given.Priority, own.Priority, river.PriorityDefault),
+		MaxAttempts: cmp.Or(given.MaxAttempts, own.MaxAttempts, river.MaxAttemptsDefault),
+		ScheduledAt: cmp.Or(given.ScheduledAt, own.ScheduledAt),
 	}
-	for _, o := range []river.InsertOpts{own, given} {
-		if o.Queue != "" {
-			row.Queue = o.Queue
-		}
-		if o.Priority != 0 {
-			row.Priority = o.Priority
-		}
-		if o.MaxAttempts != 0 {
-			row.MaxAttempts = o.MaxAttempts
-		}
-		if !o.ScheduledAt.IsZero() {
-			row.ScheduledAt = o.ScheduledAt
-		}
-		if len(row.Tags) == 0 {
-			row.Tags = o.Tags
-		}
+	if len(row.Tags) == 0 {
+		row.Tags = own.Tags
 	}
 	return row, nil
 }
 
-// parkedOpts returns the options of a job that is parked until an instant.
-func parkedOpts(opts *river.InsertOpts, until time.Time) (*river.InsertOpts, error) {
-	var o river.InsertOpts
+// optsOf returns a copy of options, which may be nil.
+func optsOf(opts *river.InsertOpts) (o river.InsertOpts) {
 	if opts != nil {
 		o = *opts
 	}
+	return o
+}
+
+// ownOpts returns the options that a job's arguments have.
+func ownOpts(args river.JobArgs) (o river.InsertOpts) {
+	if with, ok := args.(river.JobArgsWithInsertOpts); ok {
+		o = with.InsertOpts()
+	}
+	return o
+}
+
+// parkedOpts returns the options of a job that is parked until an instant.
+func parkedOpts(opts *river.InsertOpts, until time.Time) (*river.InsertOpts, error) {
+	o := optsOf(opts)
 	o.ScheduledAt = until
 	n, _ := storedNote(&rivertype.JobRow{Metadata: o.Metadata}) // that of its reservation, if there is one
 	n.Attempt, n.Parked = 1, true
