@@ -287,8 +287,7 @@ func (m *Middleware) sleepUntil(ctx context.Context, now *instant, at time.Time)
 func passed(gates []ratelimit.Request, n int) time.Duration {
 	longest := time.Duration(0)
 	for _, g := range gates {
-		d := g.Limit.Definition()
-		missing := max(0, float64(n)*g.Count-d.Capacity)
+		missing := max(0, float64(n)*g.Count-g.Limit.Definition().Capacity)
 		longest = max(longest, span(missing, g))
 	}
 	return longest
