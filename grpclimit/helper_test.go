@@ -252,20 +252,29 @@ func told(err error) (violated []string, again time.Duration) {
 	return violated, again
 }
 
-// held is how many permits of a key are held.
-func held(t *testing.T, store ratelimit.Permits, key string) int {
-	t.Helper()
-	permits, err := store.Held(context.WithoutCancel(t.Context()), calls, key)
-	must(t, err)
-	return len(permits)
+// checker is a store that can be asked what is left.
+type checker interface {
+	Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 }
 
-// wantHeld waits until so many permits are held.
+func wantLeft(t *testing.T, store checker, request ratelimit.Request, want int64) {
+	t.Helper()
+	if result, err := store.Check(t.Context(), request); err != nil || result.Remaining != want {
+		t.Errorf("%d of %v are left, %v, want %d", result.Remaining, request, err, want)
+	}
+}
+
+// wantHeld waits until so many permits of a key are held.
 func wantHeld(t *testing.T, store ratelimit.Permits, key string, want int) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); held(t, store, key) != want; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		permits, err := store.Held(context.WithoutCancel(t.Context()), calls, key)
+		must(t, err)
+		if len(permits) == want {
+			return
+		}
 		if time.Now().After(end) {
-			t.Fatalf("%d permits are held, want %d", held(t, store, key), want)
+			t.Fatalf("%d permits are held, want %d", len(permits), want)
 		}
 	}
 }

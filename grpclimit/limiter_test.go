@@ -51,9 +51,7 @@ func TestRefusesWithRetryInfo(t *testing.T) {
 		if strings.Contains(fmt.Sprint(err), "ann") {
 			t.Errorf("the answer names the key: %v", err)
 		}
-		if result, err := store.Check(t.Context(), perHour.For("ann")); err != nil || result.Remaining != 1 {
-			t.Errorf("%d are left of the limit that did not refuse, %v, want 1", result.Remaining, err)
-		}
+		wantLeft(t, store, perHour.For("ann"), 1)
 		wantCode(t, say(as(t, "bob"), conn, "hello"), codes.OK)
 		if got := e.calls.Load(); got != 4 {
 			t.Errorf("%d calls were handled, want 4", got)
@@ -219,9 +217,7 @@ func TestMethods(t *testing.T) {
 	if violated, _ := told(err); fmt.Sprint(violated) != "[say by_method]" {
 		t.Errorf("refused by %v, %v", violated, err)
 	}
-	if result, err := store.Check(t.Context(), one("other").For("")); err != nil || result.Remaining != 1 {
-		t.Errorf("a policy for other methods was asked: %v, %v", result, err)
-	}
+	wantLeft(t, store, one("other").For(""), 1)
 }
 
 func TestKeys(t *testing.T) {
@@ -324,9 +320,7 @@ func TestCountsByOutcome(t *testing.T) {
 	}{{"ok", 5, 4}, {"wrong", 4, 4}, {"panic", 3, 4}, {"free", 3, 4}, {"ok", 3, 3}} {
 		say(t.Context(), conn, step.text)
 		for limit, want := range map[ratelimit.Limit]int64{failures: step.failures, served: step.served} {
-			if result, err := store.Check(t.Context(), limit.For("")); err != nil || result.Remaining != want {
-				t.Errorf("after %s: %d of %v are left, %v, want %d", step.text, result.Remaining, limit, err, want)
-			}
+			wantLeft(t, store, limit.For(""), want)
 		}
 	}
 }

@@ -1,10 +1,7 @@
 package httplimit_test
 
 import (
-	"bytes"
 	"context"
-	"errors"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -14,9 +11,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/httplimit"
 	"github.com/pgratelimit/ratelimit/internal/leak"
-	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/memstore"
-	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 func TestNoTypeShowsKeys(t *testing.T) {
@@ -81,39 +76,4 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		"RequestError": {Err: badCost},
 		"WaitError":    {Err: &httplimit.WaitError{Until: noon, Err: (ratelimit.Result{Status: ratelimit.Status{Request: api.For(leak.Key)}}).Err()}},
 	})
-}
-
-// The error of a row that somebody has locked names the limit and not the key, and so does what is
-// logged of it.
-func TestNoFaultShowsKeys(t *testing.T) {
-	db := pgtest.New(t)
-	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
-	must(t, err)
-	defer store.Close()
-	api := ratelimit.TokenBucket{Name: "api", Rate: 2, Period: time.Minute}
-	must(t, errOf(store.Allow(t.Context(), api.For(leak.Key))))
-	tx, err := db.Pool.Begin(t.Context())
-	must(t, err)
-	defer tx.Rollback(t.Context())
-	must(t, errOf(tx.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE")))
-	var log bytes.Buffer
-	var event ratelimit.Event
-	limit := newMiddleware(t, store, httplimit.Config{
-		Policies: []httplimit.Policy{{Limit: api, Key: httplimit.ByHeader("X-Key")}},
-		Timeout:  time.Second,
-		Observe:  func(_ context.Context, e ratelimit.Event) { event = e },
-		Logger:   slog.New(slog.NewJSONHandler(&log, nil)),
-	})
-	limit.Handler(&answering{}).ServeHTTP(httptest.NewRecorder(), get("/", "X-Key", leak.Key))
-	if !errors.Is(event.Err, pgstore.ErrLocked) || strings.Contains(event.Err.Error(), leak.Key) {
-		t.Fatalf("got %v, want %v without the key", event.Err, pgstore.ErrLocked)
-	}
-	if text := log.String(); strings.Contains(text, leak.Key) || !strings.Contains(text, `row of limit \"api\"`) {
-		t.Errorf("logged %s", text)
-	}
-	for _, text := range []string{event.String(), event.LogValue().String()} {
-		if strings.Contains(text, leak.Key) || !strings.Contains(text, "locked a row") {
-			t.Errorf("the event is %s", text)
-		}
-	}
 }

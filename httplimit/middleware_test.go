@@ -1,9 +1,11 @@
 package httplimit_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"net/http"
 	"net/http/httptest"
@@ -430,8 +432,9 @@ func TestJitterIsBounded(t *testing.T) {
 func TestFailure(t *testing.T) {
 	for _, open := range []bool{false, true} {
 		var events []ratelimit.Event
+		var log bytes.Buffer
 		m := newMiddleware(t, failing{}, httplimit.Config{
-			Policies: []httplimit.Policy{{Limit: perMinute}}, FailOpen: open,
+			Policies: []httplimit.Policy{{Limit: perMinute}}, FailOpen: open, Logger: slog.New(slog.NewTextHandler(&log, nil)),
 			Observe: func(_ context.Context, e ratelimit.Event) { events = append(events, e) },
 		})
 		next := &answering{}
@@ -445,6 +448,9 @@ func TestFailure(t *testing.T) {
 		}
 		if served := next.served.Load() == 1; served != open || len(events) != 1 {
 			t.Fatalf("fail open %v: served %v, %d events, want one", open, served, len(events))
+		}
+		if text := log.String(); !strings.Contains(text, "the limit could not be asked") || !strings.Contains(text, "policy=per_minute") || !strings.Contains(text, errDatabase.Error()) {
+			t.Errorf("fail open %v: logged %q", open, text)
 		}
 		if e := events[0]; e.Policy() != "per_minute" || e.Door != "httplimit" || e.Outcome != ratelimit.OutcomeFailed || e.Passed != open || e.ErrorClass != "other" || !errors.Is(e.Err, errDatabase) {
 			t.Errorf("fail open %v: told as %+v, want a failure of the policy", open, e)

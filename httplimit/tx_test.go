@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -133,36 +132,6 @@ func TestInTheHandlersTransaction(t *testing.T) {
 	if limit.Answer(nil, nil, nil) || limit.Answer(nil, get("/"), errDatabase) {
 		t.Error("Answer answered what is not about limits")
 	}
-}
-
-// A row that somebody keeps locked does not hang requests for longer than the time-out,
-// and those of other keys not at all.
-func TestLockedRow(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	store, db := newStore(t, nil)
-	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: rows, Key: byUser}}, Timeout: 3 * time.Second})
-	h := m.Handler(&answering{})
-	tx, err := db.Pool.Begin(t.Context())
-	must(t, err)
-	defer tx.Rollback(t.Context())
-	if result, err := store.AllowTx(t.Context(), tx, rows.For("ann")); err != nil || !result.OK {
-		t.Fatalf("got %v, %v, want a grant", result, err)
-	}
-	var wg sync.WaitGroup
-	for _, test := range []struct {
-		user   string
-		status int
-	}{{"ann", 503}, {"bob", 200}, {"eve", 200}} {
-		wg.Go(func() {
-			if got := serve(h, get("/", "X-User", test.user)).StatusCode; got != test.status {
-				t.Errorf("%s: got %d, want %d", test.user, got, test.status)
-			}
-		})
-	}
-	wg.Wait()
-	must(t, tx.Rollback(t.Context()))
-	wantStatus(t, serve(h, get("/", "X-User", "ann")), 200)
 }
 
 func TestImports(t *testing.T) {

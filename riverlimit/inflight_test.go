@@ -12,7 +12,6 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/riverlimit"
 )
@@ -109,23 +108,6 @@ func TestJobsInFlightByWeight(t *testing.T) {
 		return ctx.Err()
 	}, m)))
 	b.eventually(t, n, completed)
-}
-
-// The limit of a job's permit is by what the catalog says.
-func TestJobsInFlightByCatalog(t *testing.T) {
-	b := newBench(t)
-	b.insertPlain(t, 1)
-	limits := newCatalog(t)
-	must(t, limits.PublishInFlight(t.Context(), threeAtOnce))
-	must(t, errOf(limits.Set(t.Context(), threeAtOnce.Name, "", catalog.Override{AtOnce: 7})))
-	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: inFlight, Catalog: limits})
-	start(t, b.client(t, b.config(func(ctx context.Context, _ *river.Job[callArgs]) error {
-		if permit, ok := riverlimit.PermitOf(ctx); !ok || permit.InFlight.Limit != 7 {
-			t.Errorf("the permit of the job is of %v", permit.InFlight)
-		}
-		return nil
-	}, m)))
-	b.eventually(t, 1, completed)
 }
 
 // Jobs of a limit that is switched off wait until it is on again, and burn no attempt.

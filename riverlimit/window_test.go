@@ -58,23 +58,16 @@ func wantWindowKept(t *testing.T, b *bench, jobs int, insert func(t testing.TB, 
 	b.want(t, inserted, completedOnce)
 }
 
-// TestHardStartSlidingWindow: a job that starts in the slot that it has reserved needs
-// no gate.
+// A job that starts in the slot that it has reserved needs no gate. Those that River brings in bunches, seconds after
+// the slots that were reserved when they were inserted, ask for others.
 func TestHardStartSlidingWindow(t *testing.T) {
 	pgtest.Long(t)
-	b := newBench(t)
-	wantWindowKept(t, b, 100, b.insertPlain)
-}
-
-// TestHardStartSlidingWindowBunched: those that River brings in bunches, seconds after
-// the slots that were reserved when they were inserted, ask for others.
-func TestHardStartSlidingWindowBunched(t *testing.T) {
-	pgtest.Long(t)
-	b := newBench(t)
-	wantWindowKept(t, b, 60, func(t testing.TB, n int) {
-		params := numbered(n, tenth.For(""))
-		b.insert(t, b.inserter(t), params)
-	})
+	for name, requests := range map[string][]ratelimit.Request{"plain": nil, "inserted": {tenth.For("")}} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			wantWindowKept(t, b, 80, func(t testing.TB, n int) { b.insert(t, b.inserter(t), numbered(n, requests...)) })
+		})
+	}
 }
 
 // A slot that is over before a job can start would be missed each time.
