@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"slices"
@@ -73,6 +74,45 @@ func (g *Limiter[R, O]) Init(f *Faults) {
 		*d.value = cmp.Or(*d.value, d.def)
 	}
 	g.Logger = cmp.Or(g.Logger, slog.Default())
+}
+
+// checkLimits notes faults of the policies.
+func (g *Limiter[R, O]) checkLimits(f *Faults) {
+	n := len(g.Policies)
+	f.Must(n <= ratelimit.MaxRequests && (n > 0 || len(g.InFlight) > 0), "Policies", n, fmt.Sprintf("must be 1 to %d", ratelimit.MaxRequests))
+	limits := make([]ratelimit.Limit, n)
+	for i, p := range g.Policies {
+		limits[i] = p.Limit
+	}
+	if err := ratelimit.Validate(limits...); err != nil {
+		f.Add(err)
+		return
+	}
+	for i, p := range g.Policies {
+		d := limits[i].Definition()
+		if d.Capacity == 0 {
+			f.Add(&ratelimit.FieldError{Package: f.Package, Limit: d.Name, Field: "Capacity", Value: 0.0, Reason: "can never grant a request"})
+		}
+		if !(p.Above >= 0 && p.Above <= 1) {
+			f.Add(&ratelimit.FieldError{Package: f.Package, Limit: d.Name, Field: "Above", Value: p.Above, Reason: "must be a share of the capacity, from 0 to 1"})
+		}
+	}
+}
+
+// checkInFlight notes faults of the policies in flight.
+func (g *Limiter[R, O]) checkInFlight(f *Faults) {
+	names := Names(g.Policies, nil)
+	for _, p := range g.InFlight {
+		l := p.Limit
+		if err := l.Validate(); err != nil {
+			f.Add(err)
+		}
+		if slices.Contains(names, l.Name) {
+			f.Add(&ratelimit.FieldError{Package: f.Package, Limit: l.Name, Field: "Name", Value: l.Name, Reason: "is that of two limits"})
+		}
+		names = append(names, l.Name)
+	}
+	f.Must(g.Permits != nil || len(g.InFlight) == 0, "Permits", nil, "must be set for policies in flight: it is the store's Permits()")
 }
 
 // RefusedFor returns how long a client that was refused should wait, with jitter.

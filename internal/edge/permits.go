@@ -3,54 +3,10 @@ package edge
 import (
 	"context"
 	"errors"
-	"slices"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/watch"
 )
-
-// InFlight limits how many requests of a key are handled at a time, over all processes. A request
-// holds its permits until its handler has returned or panicked. The lease is renewed meanwhile, also
-// while the handler streams or works on for a client that has gone. If the database does not answer
-// for a lease, the permit is lost, and the handler's context ends with the [context.Cause]
-// [ratelimit.ErrLeaseLost]. The permits of a process that dies are free within a lease.
-type InFlight[R any] struct {
-	// Limit is the limit. Required. Its name is public like a Policy's, and differs from those
-	// of all policies.
-	Limit ratelimit.InFlight
-
-	// Applies selects requests. The default, nil, is all of them.
-	Applies func(R) bool
-
-	// Key returns the key of a request. Nil is one key for all requests.
-	Key func(R) (string, error)
-
-	// Tier chooses the limit of a request: a copy of Limit with another number or lease, and
-	// the same name. With a zero InFlight the policy does not apply to the request. An error is
-	// answered like one of Key. The default, nil, is Limit for all.
-	Tier func(R) (ratelimit.InFlight, error)
-
-	// Weight returns how many permits a request takes, all or nothing. More permits than the
-	// limit has are never granted. An error is answered like one of Key. The default, nil, is
-	// one.
-	Weight func(R) (int, error)
-}
-
-// checkInFlight notes faults of the policies in flight.
-func (g *Limiter[R, O]) checkInFlight(f *Faults) {
-	names := Names(g.Policies, nil)
-	for _, p := range g.InFlight {
-		l := p.Limit
-		if err := l.Validate(); err != nil {
-			f.Add(err)
-		}
-		if slices.Contains(names, l.Name) {
-			f.Add(&ratelimit.FieldError{Package: f.Package, Limit: l.Name, Field: "Name", Value: l.Name, Reason: "is that of two limits"})
-		}
-		names = append(names, l.Name)
-	}
-	f.Must(g.Permits != nil || len(g.InFlight) == 0, "Permits", nil, "must be set for policies in flight: it is the store's Permits()")
-}
 
 // wants returns the permits that r needs; N is 0 if it needs none. With an error, Limit is that of the
 // policy that failed.
@@ -68,37 +24,6 @@ func (g *Limiter[R, O]) wants(r R) (wants ratelimit.PermitRequest, err error) {
 		}
 	}
 	return wants, nil
-}
-
-// request returns the permits of a policy that r needs; N is 0 if the policy does not apply.
-func (p *InFlight[R]) request(r R, catalog ratelimit.Catalog) (want ratelimit.PermitRequest, err error) {
-	if p.Applies != nil && !p.Applies(r) {
-		return want, nil
-	}
-	limit := p.Limit
-	if p.Tier != nil {
-		if limit, err = p.Tier(r); err != nil || limit == (ratelimit.InFlight{}) {
-			return want, err
-		}
-		if limit.Name != p.Limit.Name {
-			return want, &ratelimit.FieldError{Limit: p.Limit.Name, Field: "Tier", Value: limit.Name, Reason: "must be a copy of the policy's limit, of the same name"}
-		}
-	}
-	key, n := "", 1
-	if p.Key != nil {
-		if key, err = p.Key(r); err != nil {
-			return want, err
-		}
-	}
-	if p.Weight != nil {
-		if n, err = p.Weight(r); err != nil {
-			return want, err
-		}
-	}
-	if catalog != nil {
-		limit = catalog.InFlight(limit, key)
-	}
-	return limit.ForN(key, n), nil
 }
 
 // take takes the permits, and tokens for requests: all or nothing. asked is the permit that the

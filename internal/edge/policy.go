@@ -1,7 +1,6 @@
 package edge
 
 import (
-	"fmt"
 	"math"
 	"strconv"
 	"strings"
@@ -41,27 +40,31 @@ type Policy[R, O any] struct {
 	Counts func(O) bool
 }
 
-// checkLimits notes faults of the policies.
-func (g *Limiter[R, O]) checkLimits(f *Faults) {
-	n := len(g.Policies)
-	f.Must(n <= ratelimit.MaxRequests && (n > 0 || len(g.InFlight) > 0), "Policies", n, fmt.Sprintf("must be 1 to %d", ratelimit.MaxRequests))
-	limits := make([]ratelimit.Limit, n)
-	for i, p := range g.Policies {
-		limits[i] = p.Limit
-	}
-	if err := ratelimit.Validate(limits...); err != nil {
-		f.Add(err)
-		return
-	}
-	for i, p := range g.Policies {
-		d := limits[i].Definition()
-		if d.Capacity == 0 {
-			f.Add(&ratelimit.FieldError{Package: f.Package, Limit: d.Name, Field: "Capacity", Value: 0.0, Reason: "can never grant a request"})
-		}
-		if !(p.Above >= 0 && p.Above <= 1) {
-			f.Add(&ratelimit.FieldError{Package: f.Package, Limit: d.Name, Field: "Above", Value: p.Above, Reason: "must be a share of the capacity, from 0 to 1"})
-		}
-	}
+// InFlight limits how many requests of a key are handled at a time, over all processes. A request
+// holds its permits until its handler has returned or panicked. The lease is renewed meanwhile, also
+// while the handler streams or works on for a client that has gone. If the database does not answer
+// for a lease, the permit is lost, and the handler's context ends with the [context.Cause]
+// [ratelimit.ErrLeaseLost]. The permits of a process that dies are free within a lease.
+type InFlight[R any] struct {
+	// Limit is the limit. Required. Its name is public like a Policy's, and differs from those
+	// of all policies.
+	Limit ratelimit.InFlight
+
+	// Applies selects requests. The default, nil, is all of them.
+	Applies func(R) bool
+
+	// Key returns the key of a request. Nil is one key for all requests.
+	Key func(R) (string, error)
+
+	// Tier chooses the limit of a request: a copy of Limit with another number or lease, and
+	// the same name. With a zero InFlight the policy does not apply to the request. An error is
+	// answered like one of Key. The default, nil, is Limit for all.
+	Tier func(R) (ratelimit.InFlight, error)
+
+	// Weight returns how many permits a request takes, all or nothing. More permits than the
+	// limit has are never granted. An error is answered like one of Key. The default, nil, is
+	// one.
+	Weight func(R) (int, error)
 }
 
 // Names returns the names of the policies' limits; those of how many at once stand last.
@@ -114,6 +117,37 @@ func (p *Policy[R, O]) request(r R, catalog ratelimit.Catalog) (request ratelimi
 		request = catalog.Resolve(request)
 	}
 	return bounded(request)
+}
+
+// request returns the permits of a policy that r needs; N is 0 if the policy does not apply.
+func (p *InFlight[R]) request(r R, catalog ratelimit.Catalog) (want ratelimit.PermitRequest, err error) {
+	if p.Applies != nil && !p.Applies(r) {
+		return want, nil
+	}
+	limit := p.Limit
+	if p.Tier != nil {
+		if limit, err = p.Tier(r); err != nil || limit == (ratelimit.InFlight{}) {
+			return want, err
+		}
+		if limit.Name != p.Limit.Name {
+			return want, &ratelimit.FieldError{Limit: p.Limit.Name, Field: "Tier", Value: limit.Name, Reason: "must be a copy of the policy's limit, of the same name"}
+		}
+	}
+	key, n := "", 1
+	if p.Key != nil {
+		if key, err = p.Key(r); err != nil {
+			return want, err
+		}
+	}
+	if p.Weight != nil {
+		if n, err = p.Weight(r); err != nil {
+			return want, err
+		}
+	}
+	if catalog != nil {
+		limit = catalog.InFlight(limit, key)
+	}
+	return limit.ForN(key, n), nil
 }
 
 // bounded returns request, or an error if no store accepts its count.
