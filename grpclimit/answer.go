@@ -1,8 +1,8 @@
 package grpclimit
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strconv"
@@ -27,7 +27,7 @@ const pushback = "grpc-retry-pushback-ms"
 func (l *Limiter) answer(ctx context.Context, e ratelimit.Event) error {
 	switch e.Outcome {
 	case ratelimit.OutcomeRefused, ratelimit.OutcomePaused:
-		return l.refuse(ctx, e)
+		return l.refuse(ctx, &e)
 	case ratelimit.OutcomeTooLarge:
 		return tooLarge(e.Err)
 	case ratelimit.OutcomeInvalid:
@@ -36,11 +36,11 @@ func (l *Limiter) answer(ctx context.Context, e ratelimit.Event) error {
 	if err := ctx.Err(); err != nil { // the client has gone
 		return status.FromContextError(err).Err()
 	}
-	wait := l.config.FailureRetryAfter + rand.N(l.config.FailureRetryAfter)
+	wait := l.limiter.FailureRetryAfter + rand.N(l.limiter.FailureRetryAfter)
 	return later(ctx, codes.Unavailable, "the call's limits could not be asked", wait)
 }
 
-func (l *Limiter) refuse(ctx context.Context, e ratelimit.Event) error {
+func (l *Limiter) refuse(ctx context.Context, e *ratelimit.Event) error {
 	failure := &errdetails.QuotaFailure{}
 	violated := func(name, description string) {
 		failure.Violations = append(failure.Violations, &errdetails.QuotaFailure_Violation{Subject: name, Description: description})
@@ -51,9 +51,9 @@ func (l *Limiter) refuse(ctx context.Context, e ratelimit.Event) error {
 			text, description = "the call is refused by a limit's mode", "refused by its mode"
 		}
 		violated(e.Permit.InFlight.Name, description)
-		return later(ctx, codes.ResourceExhausted, text, edge.FullWait(*e.Permit, l.config.FullRetryAfter), failure)
+		return later(ctx, codes.ResourceExhausted, text, l.limiter.RefusedFor(e), failure)
 	}
-	for _, s := range e.Result.Each() {
+	for _, s := range edge.Told(e.Result) {
 		switch {
 		case s.OK:
 		case s.Request.Mode == ratelimit.ModeRefuse:
@@ -62,40 +62,34 @@ func (l *Limiter) refuse(ctx context.Context, e ratelimit.Event) error {
 			violated(ratelimit.NameOf(s.Request.Limit), fmt.Sprintf("%d are left", s.Remaining))
 		}
 	}
-	wait := edge.Jittered(e.Result, l.config.Jitter, l.config.MaxJitter)
-	return later(ctx, codes.ResourceExhausted, "the call exceeds a quota", wait, failure)
+	return later(ctx, codes.ResourceExhausted, "the call exceeds a quota", l.limiter.RefusedFor(e), failure)
 }
 
 // later returns a status that says when to try again, in RetryInfo and in the trailer.
 func later(ctx context.Context, code codes.Code, text string, wait time.Duration, details ...protoadapt.MessageV1) error {
 	ms := (wait + time.Millisecond - 1) / time.Millisecond
 	_ = grpc.SetTrailer(ctx, metadata.Pairs(pushback, strconv.FormatInt(int64(ms), 10))) // without a stream, in a test of a handler, there is none
-	s := status.Newf(code, "%s: try again in %v", text, wait)
+	return delayed(status.Newf(code, "%s: try again in %v", text, wait), wait, details...).Err()
+}
+
+// delayed adds details to a status, and when to try again.
+func delayed(s *status.Status, wait time.Duration, details ...protoadapt.MessageV1) *status.Status {
 	if detailed, err := s.WithDetails(append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(wait)})...); err == nil {
-		s = detailed
+		return detailed
 	}
-	return s.Err()
+	return s
 }
 
 func tooLarge(err error) error {
-	var exceeds *ratelimit.ExceedsCapacityError
-	if !errors.As(err, &exceeds) {
-		return status.Error(codes.InvalidArgument, "the call costs more than its limit ever grants")
+	if would := edge.TooLarge(err); would != "" {
+		return status.Error(codes.InvalidArgument, "the call "+would+": ask for less")
 	}
-	return status.Errorf(codes.InvalidArgument, "the call would take %g tokens from %q, which grants at most %g at once: ask for less",
-		exceeds.Request.Count, ratelimit.NameOf(exceeds.Request.Limit), exceeds.Most)
+	return status.Error(codes.InvalidArgument, "the call costs more than its limit ever grants")
 }
 
 func badRequest(err error) error {
 	if s := statusOf(err); s != nil {
 		return s.Err()
 	}
-	var field *ratelimit.FieldError // the fault is the key's or the count's; its value is not for the client
-	if errors.As(err, &field) {
-		return status.Errorf(codes.InvalidArgument, "the %s for limit %q %s", lower[field.Field], field.Limit, field.Reason)
-	}
-	return status.Error(codes.InvalidArgument, "the call cannot be counted")
+	return status.Error(codes.InvalidArgument, cmp.Or(edge.Field(err), "the call cannot be counted"))
 }
-
-// lower maps the fields of a request to their names in answers.
-var lower = map[string]string{"Key": "key", "Count": "cost", "N": "weight"}

@@ -13,7 +13,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/edge"
@@ -104,13 +103,7 @@ type WaitError struct {
 	Err   error     // [ratelimit.ErrRefused] if the client's own limit had no tokens in time; otherwise nil or a context's error
 }
 
-func (e *WaitError) Error() string {
-	text := "grpclimit: not sent: it would have to wait until " + e.Until.UTC().Format(time.RFC3339)
-	if e.Err != nil {
-		text += ": " + e.Err.Error()
-	}
-	return text
-}
+func (e *WaitError) Error() string { return edge.NotSent("grpclimit", e.Until, e.Err) }
 
 // Unwrap returns e.Err.
 func (e *WaitError) Unwrap() error { return e.Err }
@@ -120,12 +113,7 @@ func (e *WaitError) GRPCStatus() *status.Status {
 	if errors.Is(e.Err, context.Canceled) || errors.Is(e.Err, context.DeadlineExceeded) {
 		return status.FromContextError(e.Err)
 	}
-	s := status.New(codes.ResourceExhausted, e.Error())
-	detailed, err := s.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(max(0, time.Until(e.Until)))})
-	if err != nil {
-		return s
-	}
-	return detailed
+	return delayed(status.New(codes.ResourceExhausted, e.Error()), max(0, time.Until(e.Until)))
 }
 
 // try is one call and its tries.

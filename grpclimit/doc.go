@@ -8,7 +8,7 @@
 //	limit, err := grpclimit.New(store, &grpclimit.Config{
 //		Policies: []grpclimit.Policy{
 //			{Limit: PerSecond, Key: customer},
-//			{Limit: PerDay, Key: customer, Methods: []string{"/shop.Orders/"}},
+//			{Limit: PerDay, Key: customer, Applies: grpclimit.Methods("/shop.Orders/")},
 //		},
 //		Jitter: 0.1,
 //	})

@@ -34,7 +34,7 @@ func Example() {
 		Policies: []grpclimit.Policy{{
 			Limit:   orders,
 			Key:     grpclimit.ByMetadata("x-user"),
-			Methods: []string{"/shop.Orders/"},
+			Applies: grpclimit.Methods("/shop.Orders/"),
 		}},
 	})
 	if err != nil {

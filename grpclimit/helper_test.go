@@ -44,9 +44,7 @@ func newStore(t testing.TB) (*pgstore.Store, *pgtest.DB) {
 	t.Helper()
 	db := pgtest.New(t)
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return store, db
 }
 
@@ -77,9 +75,7 @@ func newLimiter(t testing.TB, store grpclimit.Store, config grpclimit.Config) *g
 		config.Timeout = 20 * time.Second
 	}
 	l, err := grpclimit.New(store, &config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return l
 }
 
@@ -111,12 +107,16 @@ func (e *echo) unary(ctx context.Context, in *wrapperspb.StringValue) (*wrappers
 	return in, nil
 }
 
-// stream answers each message that it gets.
+// stream answers each message that it gets, if there is no other function.
 func (e *echo) stream(stream grpc.ServerStream) error {
 	e.calls.Add(1)
 	if e.count != nil {
 		return e.count(stream)
 	}
+	return echoAll(stream)
+}
+
+func echoAll(stream grpc.ServerStream) error {
 	for {
 		var in wrapperspb.StringValue
 		if err := stream.RecvMsg(&in); errors.Is(err, io.EOF) {
@@ -189,9 +189,7 @@ func dial(t testing.TB, e *echo, limit *grpclimit.Limiter, opts ...grpc.DialOpti
 func connect(t testing.TB, target string, opts ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient(target, append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -200,9 +198,7 @@ func connect(t testing.TB, target string, opts ...grpc.DialOption) *grpc.ClientC
 func waiting(t testing.TB, config grpclimit.ClientConfig) []grpc.DialOption {
 	t.Helper()
 	client, err := grpclimit.NewClient(&config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return []grpc.DialOption{grpc.WithChainUnaryInterceptor(client.Unary), grpc.WithChainStreamInterceptor(client.Stream)}
 }
 
@@ -256,22 +252,29 @@ func told(err error) (violated []string, again time.Duration) {
 	return violated, again
 }
 
-// held is how many permits of a key are held.
-func held(t *testing.T, store ratelimit.Permits, key string) int {
-	t.Helper()
-	permits, err := store.Held(context.WithoutCancel(t.Context()), calls, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(permits)
+// checker is a store that can be asked what is left.
+type checker interface {
+	Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 }
 
-// wantHeld waits until so many permits are held.
+func wantLeft(t *testing.T, store checker, request ratelimit.Request, want int64) {
+	t.Helper()
+	if result, err := store.Check(t.Context(), request); err != nil || result.Remaining != want {
+		t.Errorf("%d of %v are left, %v, want %d", result.Remaining, request, err, want)
+	}
+}
+
+// wantHeld waits until so many permits of a key are held.
 func wantHeld(t *testing.T, store ratelimit.Permits, key string, want int) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); held(t, store, key) != want; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		permits, err := store.Held(context.WithoutCancel(t.Context()), calls, key)
+		must(t, err)
+		if len(permits) == want {
+			return
+		}
 		if time.Now().After(end) {
-			t.Fatalf("%d permits are held, want %d", held(t, store, key), want)
+			t.Fatalf("%d permits are held, want %d", len(permits), want)
 		}
 	}
 }
@@ -284,3 +287,13 @@ type failing struct{ *memstore.Store }
 func (failing) Allow(context.Context, ...ratelimit.Request) (ratelimit.Result, error) {
 	return ratelimit.Result{}, errDatabase
 }
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// errOf returns the error of a function that returns a value as well.
+func errOf[T any](_ T, err error) error { return err }

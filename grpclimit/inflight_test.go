@@ -46,17 +46,13 @@ func TestInFlight(t *testing.T) {
 		<-began
 		go func() { _, err := count(as(t, "ann"), conn, "hello"); done <- err }()
 		<-began
-		if n := held(t, store.Permits, "ann"); n != 2 {
-			t.Errorf("%d permits are held by a call and a stream", n)
-		}
+		wantHeld(t, store.Permits, "ann", 2)
 		err := say(as(t, "ann"), conn, "hello")
 		wantCode(t, err, codes.ResourceExhausted)
 		if violated, again := told(err); fmt.Sprint(violated) != "[calls]" || again < time.Second || again > 2*time.Second {
 			t.Errorf("refused by %v for %v, want calls for 1 to 2 s", violated, again)
 		}
-		if result, err := store.Check(t.Context(), perMinute.For("ann")); err != nil || result.Remaining != 1 {
-			t.Errorf("%d tokens are left, %v, want 1: the refused call took none", result.Remaining, err)
-		}
+		wantLeft(t, store, perMinute.For("ann"), 1)
 		end <- func() { panic("of the handler") }
 		end <- nil
 		<-done
@@ -85,9 +81,7 @@ func TestInFlightStream(t *testing.T) {
 		leave()
 		wantCode(t, <-done, codes.Canceled)
 		<-served.Done()
-		if n := held(t, store.Permits, "ann"); n != 2 {
-			t.Errorf("%d permits are held while the handler works, want 2", n)
-		}
+		wantHeld(t, store.Permits, "ann", 2)
 		end <- nil
 		wantHeld(t, store.Permits, "ann", 0)
 	})
@@ -97,9 +91,7 @@ func TestInFlightStream(t *testing.T) {
 func TestStreams(t *testing.T) {
 	conn := dial(t, &echo{}, newLimiter(t, memstore.New(nil), grpclimit.Config{Policies: []grpclimit.Policy{{Limit: perMinute}}}))
 	stream, err := conn.NewStream(t.Context(), &chatDesc, chatMethod)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for n := range 5 {
 		in, out := wrapperspb.String(fmt.Sprint(n)), new(wrapperspb.StringValue)
 		if err := errors.Join(stream.SendMsg(in), stream.RecvMsg(out)); err != nil || out.GetValue() != in.GetValue() {
@@ -115,9 +107,7 @@ func TestStreams(t *testing.T) {
 // costs nothing, and permits are held as ever.
 func TestInTx(t *testing.T) {
 	store, db := newStore(t)
-	if _, err := db.Pool.Exec(t.Context(), "CREATE TABLE "+db.Schema+".orders (text text)"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(db.Pool.Exec(t.Context(), "CREATE TABLE "+db.Schema+".orders (text text)")))
 	errNoSuchPiece := errors.New("no such piece")
 	e := &echo{say: func(ctx context.Context, text string) error {
 		if _, ok := grpclimit.PermitOf(ctx, "calls"); !ok {
@@ -169,15 +159,11 @@ func TestInTx(t *testing.T) {
 		if err := db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM "+db.Schema+".orders").Scan(&orders); err != nil || orders != step.orders {
 			t.Errorf("%s: %d orders, %v, want %d", step.text, orders, err, step.orders)
 		}
-		if result, err := store.Check(t.Context(), perHour.For("ann")); err != nil || result.Remaining != step.left {
-			t.Errorf("%s: %d left, %v, want %d", step.text, result.Remaining, err, step.left)
-		}
+		wantLeft(t, store, perHour.For("ann"), step.left)
 	}
 	wantCode(t, say(t.Context(), conn, "no user"), codes.InvalidArgument)
 	if got := fmt.Sprint(heard); got != "[granted granted granted granted too_large granted granted granted refused invalid]" {
 		t.Errorf("heard %s", got)
 	}
-	if n := held(t, store.Permits(), "ann"); n != 0 {
-		t.Errorf("%d permits are held at the end", n)
-	}
+	wantHeld(t, store.Permits(), "ann", 0)
 }

@@ -1,7 +1,6 @@
 package grpclimit
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"log/slog"
@@ -16,12 +15,6 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/edge"
-)
-
-const (
-	defaultTimeout    = time.Second
-	defaultFullFor    = time.Second
-	defaultFailureFor = 5 * time.Second
 )
 
 // Store has the verbs that a [Limiter] needs, Allow and Settle: a *pgstore.Store or a
@@ -64,37 +57,12 @@ func CountExcept(except ...codes.Code) func(Outcome) bool {
 	return func(o Outcome) bool { return !slices.Contains(except, o.Code) }
 }
 
-// Policy is one limit of a limiter: its definition, its key, and the count that a call takes.
-// Answers name it by its limit's name.
-type Policy struct {
-	// Limit is required. Its name differs from those of the other policies.
-	Limit ratelimit.Limit
-
-	// Methods selects calls by full names, or all methods of a service by "/shop.Orders/". The
-	// default is all calls, health checks and reflection included.
-	Methods []string
-
-	// Key returns the key of a call. Nil is one key for all.
-	Key Key
-
-	// Tier chooses the limit for a call, such as by the customer's plan: a copy of Limit with other
-	// numbers, of the same name. With a nil limit the policy does not apply. Its errors are
-	// answered as Key's. Nil means Limit for all.
-	Tier func(*Call) (ratelimit.Limit, error)
-
-	// Cost returns how many tokens a call takes. Nil means one.
-	Cost Cost
-
-	// Above is the share of the limit's Capacity that these calls leave to others, for classes of
-	// priority: see [ratelimit.Request.Above]. Methods of another class need a Limiter of their
-	// own. The default is 0: they may use all of it.
-	Above float64
-
-	// Counts decides after the handler whether the call counts. If not, its tokens are given back;
-	// until then they are gone, so a thousand guesses at once are limited too. Nil counts all
-	// calls. See [CountOnly] and [CountExcept].
-	Counts func(Outcome) bool
-}
+// Policy is a limit of a limiter, its key, and the tokens that a call takes from it. Only Limit is
+// required; answers name it. Without a [Key] all calls have one key, and without a [Cost] each takes
+// one token. Tier chooses another limit for a call, Applies the calls that are limited, such as
+// [Methods], and Counts those whose tokens are not given back after the handler: see [CountOnly] and
+// [CountExcept]. Above is a share of the limit that these calls leave to others.
+type Policy = edge.Policy[*Call, Outcome]
 
 // Config configures a [Limiter].
 type Config struct {
@@ -186,91 +154,34 @@ type Limiter struct {
 // *[ratelimit.FieldError], or several joined.
 func New(store Store, config *Config) (*Limiter, error) {
 	f := edge.Faults{Package: "grpclimit"}
-	f.Must(store != nil, "Store", nil, "must not be nil")
-	f.Must(config != nil, "Config", nil, "must not be nil")
 	if config == nil {
+		f.Must(false, "Config", nil, "must not be nil")
 		return nil, f.Err()
 	}
 	l := &Limiter{config: *config}
 	c := &l.config
-	c.Policies = append([]Policy(nil), config.Policies...)
-	c.InFlight = append([]InFlightPolicy(nil), config.InFlight...)
-	for i, d := range edge.CheckLimits(&f, c.limits(), len(c.InFlight) > 0) {
-		edge.CheckAbove(&f, d.Name, c.Policies[i].Above)
+	l.limiter = edge.Limiter[*Call, Outcome]{
+		Package: "grpclimit", Store: store, Policies: c.Policies, InFlight: c.InFlight, Permits: c.Permits, Catalog: c.Catalog,
+		Jitter: c.Jitter, MaxJitter: c.MaxJitter, Timeout: c.Timeout, FailureRetryAfter: c.FailureRetryAfter, FullRetryAfter: c.FullRetryAfter,
+		FailOpen: c.FailOpen, Shadow: c.Shadow, Observe: c.Observe, Logger: c.Logger, Fault: isFault,
 	}
-	edge.CheckInFlight(&f, c.Permits, permitLimits(c.InFlight), c.limits())
-	f.Must(c.Jitter >= 0 && c.Jitter <= 1, "Jitter", c.Jitter, "must be between 0 and 1")
-	f.Must(c.MaxJitter >= 0, "MaxJitter", c.MaxJitter, "must not be negative")
-	f.Must(c.Timeout >= 0, "Timeout", c.Timeout, "must not be negative")
-	f.Must(c.FailureRetryAfter >= 0, "FailureRetryAfter", c.FailureRetryAfter, "must not be negative")
-	f.Must(c.FullRetryAfter >= 0, "FullRetryAfter", c.FullRetryAfter, "must not be negative")
+	l.limiter.Init(&f)
 	if err := f.Err(); err != nil {
 		return nil, err
-	}
-	c.MaxJitter = cmp.Or(c.MaxJitter, edge.DefaultMaxJitter)
-	c.Timeout = cmp.Or(c.Timeout, defaultTimeout)
-	c.FailureRetryAfter = cmp.Or(c.FailureRetryAfter, defaultFailureFor)
-	c.FullRetryAfter = cmp.Or(c.FullRetryAfter, defaultFullFor)
-	c.Logger = cmp.Or(c.Logger, slog.Default())
-	l.limiter = edge.Limiter[*Call, Outcome]{
-		Package: "grpclimit", Store: store, Policies: policies(c.Policies), InFlight: inFlight(c.InFlight), Permits: config.Permits,
-		Catalog: c.Catalog, Timeout: c.Timeout, FailOpen: c.FailOpen, Shadow: c.Shadow,
-		Observe: c.Observe, Logger: c.Logger, Fault: isFault,
 	}
 	l.permits = l.limiter
 	l.permits.Policies = nil
 	return l, nil
 }
 
-// policies returns ps with defaults filled in.
-func policies(ps []Policy) []edge.Policy[*Call, Outcome] {
-	policies := make([]edge.Policy[*Call, Outcome], len(ps))
-	for i, p := range ps {
-		if p.Key == nil {
-			p.Key = ForAll
-		}
-		if p.Cost == nil {
-			p.Cost = Fixed(1)
-		}
-		policies[i] = edge.Policy[*Call, Outcome]{Limit: p.Limit, Key: p.Key, Tier: of(p.Methods, p.Limit, p.Tier), Cost: p.Cost, Above: p.Above, Counts: p.Counts}
+// Methods returns a Policy.Applies that selects calls by the full names of their methods, or all
+// methods of a service by "/shop.Orders/".
+func Methods(names ...string) func(*Call) bool {
+	return func(c *Call) bool {
+		return slices.ContainsFunc(names, func(name string) bool {
+			return name == c.Method || strings.HasSuffix(name, "/") && strings.HasPrefix(c.Method, name)
+		})
 	}
-	return policies
-}
-
-// of returns a tier that is the zero limit for calls of other methods. Without a tier it returns
-// limit for all others.
-func of[L any](methods []string, limit L, tier func(*Call) (L, error)) func(*Call) (L, error) {
-	if len(methods) == 0 {
-		return tier
-	}
-	return func(c *Call) (l L, err error) {
-		switch {
-		case !matches(methods, c.Method):
-			return l, nil
-		case tier == nil:
-			return limit, nil
-		}
-		return tier(c)
-	}
-}
-
-// matches reports whether methods list a method, or its service.
-func matches(methods []string, method string) bool {
-	for _, m := range methods {
-		if m == method || strings.HasSuffix(m, "/") && strings.HasPrefix(method, m) {
-			return true
-		}
-	}
-	return false
-}
-
-// limits returns the limits of the policies.
-func (c *Config) limits() []ratelimit.Limit {
-	limits := make([]ratelimit.Limit, len(c.Policies))
-	for i, p := range c.Policies {
-		limits[i] = p.Limit
-	}
-	return limits
 }
 
 // String returns the names of the policies.
@@ -278,7 +189,7 @@ func (l *Limiter) String() string { return l.config.String() }
 
 // String returns the names of the policies, and nothing of the rest.
 func (c Config) String() string {
-	return "grpclimit: policies " + edge.Names(c.limits(), permitLimits(c.InFlight))
+	return "grpclimit: policies " + edge.Quoted(c.Policies, c.InFlight)
 }
 
 // LogValue returns what String returns.
@@ -400,3 +311,7 @@ func Requests(ctx context.Context) []ratelimit.Request {
 func Used(ctx context.Context, policy string, n float64) error {
 	return edge.Use(ctx, "grpclimit", policy, n)
 }
+
+// CallOf returns the call that Config.Observe hears of, by the context that it is called with;
+// nil for the context of anything else, such as an event of a store.
+func CallOf(ctx context.Context) *Call { return edge.Asked[*Call](ctx) }

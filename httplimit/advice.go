@@ -1,7 +1,6 @@
 package httplimit
 
 import (
-	"iter"
 	"math"
 	"net/http"
 	"slices"
@@ -49,7 +48,7 @@ func ReadAdvice(h http.Header, now time.Time) Advice {
 			continue
 		}
 		name := strings.ToLower(field)
-		for value := range each(values) {
+		for _, value := range each(values) {
 			switch {
 			case strings.Contains(name, "retry-after"):
 				if wait, ok := readWait(name, value, now); ok {
@@ -68,25 +67,20 @@ func ReadAdvice(h http.Header, now time.Time) Advice {
 	return a
 }
 
-// each yields the values of a field. A field that is stated in several lines, as by a proxy and by
+// each returns the values of a field. A field that is stated in several lines, as by a proxy and by
 // the server behind it, may come as one line with commas. Dates have commas as well.
-func each(values []string) iter.Seq[string] {
-	return func(yield func(string) bool) {
-		for _, line := range values[:min(len(values), maxValues)] {
-			if len(line) > maxValue {
-				continue
-			}
-			parts := []string{line}
-			if several := strings.Split(line, ","); !slices.ContainsFunc(several, isNoNumber) {
-				parts = several
-			}
-			for _, value := range parts {
-				if !yield(value) {
-					return
-				}
-			}
+func each(values []string) (all []string) {
+	for _, line := range values[:min(len(values), maxValues)] {
+		if len(line) > maxValue {
+			continue
+		}
+		if several := strings.Split(line, ","); !slices.ContainsFunc(several, isNoNumber) {
+			all = append(all, several...)
+		} else {
+			all = append(all, line)
 		}
 	}
+	return all
 }
 
 // isNoNumber reports whether s is no number by itself. It also reports true for the thousands in

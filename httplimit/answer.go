@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
@@ -78,10 +79,7 @@ func (m *Middleware) answer(w http.ResponseWriter, r *http.Request, e ratelimit.
 func (m *Middleware) problem(r *http.Request, e ratelimit.Event) Problem {
 	switch e.Outcome {
 	case ratelimit.OutcomeRefused, ratelimit.OutcomePaused:
-		if e.Permit != nil {
-			return m.tooMany(*e.Permit)
-		}
-		return m.refusal(e.Result)
+		return m.refusal(&e)
 	case ratelimit.OutcomeTooLarge:
 		return tooLarge(e.Err, m.config.TooLarge)
 	case ratelimit.OutcomeInvalid:
@@ -91,49 +89,39 @@ func (m *Middleware) problem(r *http.Request, e ratelimit.Event) Problem {
 		Title:      http.StatusText(http.StatusServiceUnavailable),
 		Status:     http.StatusServiceUnavailable,
 		Detail:     "The request's limits could not be asked.",
-		RetryAfter: m.config.FailureRetryAfter + edge.Shift(r.RemoteAddr, m.config.FailureRetryAfter),
+		RetryAfter: m.limiter.FailureRetryAfter + edge.Shift(r.RemoteAddr, m.limiter.FailureRetryAfter),
 	}
 }
 
-// refused returns the problem of a refusal, with a wait, which is never 0.
-func refused(wait time.Duration, detail string) Problem {
-	return Problem{
+// refusal returns the problem of a request that was refused tokens or a permit.
+func (m *Middleware) refusal(e *ratelimit.Event) Problem {
+	wait, detail := m.limiter.RefusedFor(e), "Try again in %d s."
+	if e.Permit != nil && e.Permit.InFlight.Mode != ratelimit.ModeRefuse {
+		detail = "Too many requests are under way. Try again when one of them has ended, or in %d s."
+	}
+	p := Problem{
 		Type: quotaExceeded, Title: "The request exceeds a quota", Status: http.StatusTooManyRequests,
 		Detail: fmt.Sprintf(detail, seconds(wait)), RetryAfter: max(1, wait),
 	}
-}
-
-// tooMany returns the problem of a request that was refused this permit.
-func (m *Middleware) tooMany(permit ratelimit.Permit) Problem {
-	detail := "Too many requests are under way. Try again when one of them has ended, or in %d s."
-	if permit.InFlight.Mode == ratelimit.ModeRefuse {
-		detail = "Try again in %d s."
+	if e.Permit != nil {
+		p.Violated = []string{e.Permit.InFlight.Name}
+		return p
 	}
-	p := refused(edge.FullWait(permit, m.config.FullRetryAfter), detail)
-	p.Violated = []string{permit.InFlight.Name}
-	return p
-}
-
-// refusal returns the problem of a request that was refused tokens.
-func (m *Middleware) refusal(result ratelimit.Result) Problem {
-	p := refused(edge.Jittered(result, m.config.Jitter, m.config.MaxJitter), "Try again in %d s.")
-	for _, s := range edge.Told(result) {
+	for _, s := range edge.Told(e.Result) {
 		if !s.OK {
 			p.Violated = append(p.Violated, ratelimit.NameOf(s.Request.Limit))
 		}
 	}
 	if m.config.Limits {
-		p.Limits = LimitsOf(result)
+		p.Limits = LimitsOf(e.Result)
 	}
 	return p
 }
 
 func tooLarge(err error, status int) Problem {
 	p := Problem{Title: "The request costs more than its limit ever grants", Status: status}
-	var exceeds *ratelimit.ExceedsCapacityError
-	if errors.As(err, &exceeds) {
-		p.Detail = fmt.Sprintf("The request would take %g tokens from %q, which grants at most %g at once. Ask for less.",
-			exceeds.Request.Count, ratelimit.NameOf(exceeds.Request.Limit), exceeds.Most)
+	if would := edge.TooLarge(err); would != "" {
+		p.Detail = "The request " + would + ". Ask for less."
 	}
 	return p
 }
@@ -148,12 +136,8 @@ func badRequest(err error) Problem {
 		return Problem{Title: http.StatusText(status), Status: status, Detail: request.Detail}
 	}
 	p := Problem{Title: "The request cannot be counted", Status: http.StatusBadRequest}
-	var field *ratelimit.FieldError // of the key or the count; its value is not for the client
-	if errors.As(err, &field) {
-		p.Detail = fmt.Sprintf("The %s for limit %q %s.", lower[field.Field], field.Limit, field.Reason)
+	if field, ok := strings.CutPrefix(edge.Field(err), "the "); ok {
+		p.Detail = "The " + field + "."
 	}
 	return p
 }
-
-// lower is how problems call the fields of a request.
-var lower = map[string]string{"Key": "key", "Count": "cost", "N": "weight"}

@@ -17,12 +17,8 @@ import (
 // told in the fields.
 func TestCatalog(t *testing.T) {
 	limits, err := catalog.NewInMemory(&catalog.Config{Logger: discardLogs})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := limits.Publish(t.Context(), perMinute); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, limits.Publish(t.Context(), perMinute))
 	premium := perMinute
 	premium.Capacity = 100
 	m := newMiddleware(t, memstore.New(newClock().Now), httplimit.Config{Catalog: limits, Policies: []httplimit.Policy{{
@@ -43,12 +39,8 @@ func TestCatalog(t *testing.T) {
 	}
 	wantPolicy("alice", `"per_minute";q=3;w=18`)
 	wantPolicy("premium", `"per_minute";q=100;w=600`)
-	if _, err := limits.Set(t.Context(), "per_minute", "alice", catalog.Override{Rate: 100, Capacity: 50}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := limits.Set(t.Context(), "per_minute", catalog.AllKeys, catalog.Override{Rate: 20}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(limits.Set(t.Context(), "per_minute", "alice", catalog.Override{Rate: 100, Capacity: 50})))
+	must(t, errOf(limits.Set(t.Context(), "per_minute", catalog.AllKeys, catalog.Override{Rate: 20})))
 	wantPolicy("alice", `"per_minute";q=50;w=30`)
 	wantPolicy("bob", `"per_minute";q=3;w=9`)
 	wantPolicy("premium", `"per_minute";q=100;w=300`)
@@ -62,9 +54,7 @@ func TestCatalog(t *testing.T) {
 func body(t *testing.T, resp *http.Response) string {
 	t.Helper()
 	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(text)
 }
 
@@ -72,17 +62,11 @@ func body(t *testing.T, resp *http.Response) string {
 // all, and says nothing of those that were not asked.
 func TestModes(t *testing.T) {
 	limits, err := catalog.NewInMemory(&catalog.Config{Logger: discardLogs})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx := t.Context()
 	strict := ratelimit.FixedWindow{Name: "strict", Rate: 2, Period: time.Hour}
-	if err := limits.Publish(ctx, perMinute, strict); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := limits.Set(ctx, "strict", catalog.AllKeys, catalog.Override{Mode: ratelimit.ModeShadow}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, limits.Publish(ctx, perMinute, strict))
+	must(t, errOf(limits.Set(ctx, "strict", catalog.AllKeys, catalog.Override{Mode: ratelimit.ModeShadow})))
 	h := newMiddleware(t, memstore.New(newClock().Now), httplimit.Config{Catalog: limits, Policies: []httplimit.Policy{
 		{Limit: perMinute, Key: byUser}, {Limit: strict, Key: byUser},
 	}}).Handler(&answering{})
@@ -96,9 +80,7 @@ func TestModes(t *testing.T) {
 	if text := body(t, resp); strings.Contains(text, "strict") || !strings.Contains(text, "per_minute") {
 		t.Errorf("got %s", text)
 	}
-	if _, err := limits.Set(ctx, "strict", catalog.AllKeys, catalog.Override{Mode: ratelimit.ModeRefuse}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(limits.Set(ctx, "strict", catalog.AllKeys, catalog.Override{Mode: ratelimit.ModeRefuse})))
 	resp = serve(h, get("/", "X-User", "bob"))
 	wantStatus(t, resp, http.StatusTooManyRequests)
 	wantHeader(t, resp, "Retry-After", "60")

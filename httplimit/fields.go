@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -55,10 +56,13 @@ func (m *Middleware) Granted(w http.ResponseWriter, r *http.Request, result rate
 	}
 }
 
+// told are the outcomes of which fields tell.
+var told = []ratelimit.Outcome{ratelimit.OutcomeGranted, ratelimit.OutcomeRefused, ratelimit.OutcomePaused}
+
 // setFields adds the fields that tell the client of a grant or a refusal.
 func (m *Middleware) setFields(h http.Header, e ratelimit.Event) {
 	result := e.Result
-	if m.config.Fields == NoFields || e.Outcome != ratelimit.OutcomeGranted && !edge.Refused(&e) {
+	if m.config.Fields == NoFields || !slices.Contains(told, e.Outcome) {
 		return
 	}
 	if m.config.Fields&Draft11 != 0 {
@@ -87,11 +91,7 @@ func (m *Middleware) setDraft11(h http.Header, e ratelimit.Event) {
 		limit := httpsfv.NewItem(d.Name)
 		limit.Params.Add("r", remaining(s))
 		limit.Params.Add("t", seconds(effectiveWindow(s)))
-		if len(m.config.PartitionSecret) > 0 {
-			pk := m.partition(edge.Identity(ratelimit.NameOf(s.Request.Limit), s.Request.Key))
-			policy.Params.Add("pk", pk)
-			limit.Params.Add("pk", pk)
-		}
+		m.partition(s.Request.Key, policy, limit)
 		policies = append(policies, policy)
 		if e.Result.OK || !s.OK {
 			limits = append(limits, limit)
@@ -108,11 +108,7 @@ func (m *Middleware) full(permit ratelimit.Permit) (policy, limit httpsfv.Item) 
 	policy.Params.Add("q", int64(permit.InFlight.Limit))
 	policy.Params.Add("qu", "concurrent-requests")
 	limit.Params.Add("r", int64(0))
-	if len(m.config.PartitionSecret) > 0 {
-		pk := m.partition(edge.Identity(permit.InFlight.Name, permit.Key))
-		policy.Params.Add("pk", pk)
-		limit.Params.Add("pk", pk)
-	}
+	m.partition(permit.Key, policy, limit)
 	return policy, limit
 }
 
@@ -124,11 +120,15 @@ func addList(h http.Header, name string, list httpsfv.List) {
 	}
 }
 
-// partition returns the partition key of a policy and key.
-func (m *Middleware) partition(identity string) []byte {
-	mac := hmac.New(sha256.New, m.config.PartitionSecret)
-	mac.Write([]byte(identity))
-	return mac.Sum(nil)[:12]
+// partition adds the partition key of a policy and key to items of that name.
+func (m *Middleware) partition(key string, items ...httpsfv.Item) {
+	for _, item := range items {
+		if len(m.config.PartitionSecret) > 0 {
+			mac := hmac.New(sha256.New, m.config.PartitionSecret)
+			mac.Write([]byte(edge.Identity(item.Value.(string), key)))
+			item.Params.Add("pk", mac.Sum(nil)[:12])
+		}
+	}
 }
 
 // isFieldString reports whether s can be a String of a structured field.

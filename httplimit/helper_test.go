@@ -4,14 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"go/parser"
-	"go/token"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"path/filepath"
-	"strings"
+	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -54,9 +52,7 @@ func newMiddleware(t testing.TB, store httplimit.Store, config httplimit.Config)
 		config.Logger = discardLogs
 	}
 	m, err := httplimit.New(store, &config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return m
 }
 
@@ -112,22 +108,34 @@ type problem struct {
 func readProblem(t *testing.T, resp *http.Response) (p problem) {
 	t.Helper()
 	wantHeader(t, resp, "Content-Type", "application/problem+json")
-	if err := json.NewDecoder(resp.Body).Decode(&p); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.NewDecoder(resp.Body).Decode(&p))
 	if p.Status != resp.StatusCode {
 		t.Errorf("the problem's status is %d, the response's %d", p.Status, resp.StatusCode)
 	}
 	return p
 }
 
+// wantViolated wants a 429 that names the limits that refused.
+func wantViolated(t *testing.T, resp *http.Response, limits ...string) {
+	t.Helper()
+	wantStatus(t, resp, 429)
+	if p := readProblem(t, resp); !slices.Equal(p.Violated, limits) {
+		t.Errorf("got the problem %+v, want one of %q", p, limits)
+	}
+}
+
+func wantRetryAfter(t *testing.T, resp *http.Response, least, most int) {
+	t.Helper()
+	if after, err := strconv.Atoi(resp.Header.Get("Retry-After")); err != nil || after < least || after > most {
+		t.Errorf("got Retry-After %q, want %d to %d", resp.Header.Get("Retry-After"), least, most)
+	}
+}
+
 // left is how many tokens a limit has.
 func left(t *testing.T, store *memstore.Store, limit ratelimit.Limit, key string) float64 {
 	t.Helper()
 	result, err := store.Check(context.Background(), limit.For(key))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return result.Value
 }
 
@@ -152,27 +160,12 @@ func (f failing) Settle(context.Context, *ratelimit.Receipt, ...float64) (rateli
 	return ratelimit.Result{}, errDatabase
 }
 
-// importsOf is what the package's files import, without its tests.
-func importsOf(t *testing.T) (imports []string) {
-	t.Helper()
-	names, err := filepath.Glob("*.go")
+func must(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	for _, name := range names {
-		if strings.HasSuffix(name, "_test.go") {
-			continue
-		}
-		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, spec := range file.Imports {
-			imports = append(imports, strings.Trim(spec.Path.Value, `"`))
-		}
-	}
-	if len(imports) == 0 {
-		t.Fatal("no imports were found, so this tests nothing")
-	}
-	return imports
 }
+
+// errOf returns the error of a function that returns a value as well.
+func errOf[T any](_ T, err error) error { return err }

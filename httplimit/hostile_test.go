@@ -22,9 +22,7 @@ import (
 // Of what it says, what is true is waited for, and nothing for longer than MaxPause.
 func TestTransportAgainstHostileServers(t *testing.T) {
 	const date = "Sat, 14 Mar 2026 12:00:00 GMT" // noon
-	epoch := func(after time.Duration, unit time.Duration) string {
-		return fmt.Sprint(noon.Add(after).UnixNano() / int64(unit))
-	}
+	past := fmt.Sprint(noon.Add(-time.Minute).Unix())
 	for _, test := range []struct {
 		name   string
 		status int
@@ -33,43 +31,18 @@ func TestTransportAgainstHostileServers(t *testing.T) {
 	}{
 		{"Retry-After: 0", 429, []string{"Retry-After", "0"}, 500 * time.Millisecond},
 		{"Retry-After: 0.001", 429, []string{"Retry-After", "0.001"}, time.Millisecond},
-		{"Retry-After-Ms: 1", 429, []string{"Retry-After-Ms", "1"}, time.Millisecond},
 		{"Retry-After, a date that is past", 429, []string{"Retry-After", "Sat, 14 Mar 2026 11:00:00 GMT"}, 500 * time.Millisecond},
-		{"Retry-After, now", 429, []string{"Retry-After", date}, 500 * time.Millisecond},
-		{"Retry-After, negative", 429, []string{"Retry-After", "-1"}, 500 * time.Millisecond},
-		{"Retry-After, 400 digits", 429, []string{"Retry-After", fmt.Sprintf("%0400d", 9) + "99999999999"}, 500 * time.Millisecond},
 		{"Retry-After, the year 9999", 429, []string{"Retry-After", "Fri, 31 Dec 9999 23:59:59 GMT"}, 500 * time.Millisecond},
 		{"Retry-After, a month", 429, []string{"Retry-After", "2592000"}, 5 * time.Minute},
 		{"nothing", 429, nil, 500 * time.Millisecond},
-		{"RateLimit-Reset in s", 429, []string{"RateLimit-Remaining", "0", "RateLimit-Reset", epoch(time.Minute, time.Second)}, time.Minute},
-		{"RateLimit-Reset in ms", 429, []string{"RateLimit-Remaining", "0", "RateLimit-Reset", epoch(time.Minute, time.Millisecond)}, time.Minute},
-		{"RateLimit-Reset in µs", 429, []string{"RateLimit-Remaining", "0", "RateLimit-Reset", epoch(time.Minute, time.Microsecond)}, time.Minute},
-		{"RateLimit-Reset in ns", 429, []string{"RateLimit-Remaining", "0", "RateLimit-Reset", epoch(time.Minute, time.Nanosecond)}, time.Minute},
-		{"RateLimit-Reset that is past", 429, []string{"RateLimit-Remaining", "0", "RateLimit-Reset", epoch(-time.Minute, time.Second)}, 500 * time.Millisecond},
+		{"RateLimit-Reset that is past", 429, []string{"RateLimit-Remaining", "0", "RateLimit-Reset", past}, 500 * time.Millisecond},
 		{"RateLimit with t=0", 429, []string{"RateLimit", `"a";r=0;t=0`}, 500 * time.Millisecond},
-		{"a date in UTC", 429, []string{"Retry-After", "Sat, 14 Mar 2026 12:01:00 UTC"}, time.Minute},
-		{"a date with +0000", 429, []string{"Retry-After", "Sat, 14 Mar 2026 12:01:00 +0000"}, time.Minute},
-		{"a date of Ruby", 429, []string{"Retry-After", "2026-03-14 12:01:00 UTC"}, time.Minute},
-		{"a date of Ruby, with an offset", 429, []string{"Retry-After", "2026-03-14 13:01:00 +0100"}, time.Minute},
-		{"a date of Python", 429, []string{"Retry-After", "2026-03-14 13:01:00.123456+01:00"}, time.Minute},
-		{"a date of Go", 429, []string{"Retry-After", "2026-03-14 13:01:00.5 +0100 CET"}, time.Minute},
-		{"a date of date(1)", 429, []string{"Retry-After", "Sat Mar 14 12:01:00 UTC 2026"}, time.Minute},
-		{"a date of date(1) in another zone", 429, []string{"Retry-After", "Sat Mar 14 16:01:00 PST 2026"}, 500 * time.Millisecond},
-		{"minutes", 429, []string{"Retry-After-Minutes", "2"}, 2 * time.Minute},
-		{"an obsolete date in another zone", 429, []string{"Retry-After", "Saturday, 14-Mar-26 16:01:00 PST"}, 500 * time.Millisecond},
-		{"403 with Retry-After", 403, []string{"Retry-After", "60"}, time.Minute},
-		{"403 with nothing left", 403, []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", epoch(time.Minute, time.Second)}, time.Minute},
-		{"403 with nothing left, already reset", 403, []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", epoch(-time.Minute, time.Second)}, 500 * time.Millisecond},
-		{"418 with Retry-After", 418, []string{"Retry-After", "60"}, time.Minute},
+		{"403 with nothing left, already reset", 403, []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", past}, 500 * time.Millisecond},
 		{"420 with nothing left", 420, []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "60"}, time.Minute},
 		{"503 with nothing left", 503, []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "0"}, 500 * time.Millisecond},
 		{"503 with Retry-After: 0", 503, []string{"Retry-After", "0"}, 500 * time.Millisecond},
 		{"529 with nothing left", 529, []string{"Anthropic-Ratelimit-Tokens-Remaining", "0", "Anthropic-Ratelimit-Tokens-Reset", "2026-03-14T12:01:00Z"}, time.Minute},
-		{"x-ms-retry-after-ms: 0", 429, []string{"X-Ms-Retry-After-Ms", "0"}, 500 * time.Millisecond},
 		{"a duration of 9ms", 429, []string{"X-RateLimit-Remaining-Requests", "0", "X-RateLimit-Reset-Requests", "9ms"}, 9 * time.Millisecond},
-		{"a duration of 0s", 429, []string{"X-RateLimit-Remaining-Tokens", "0", "X-RateLimit-Reset-Tokens", "0s"}, 500 * time.Millisecond},
-		{"RFC 3339, past", 529, []string{"Anthropic-Ratelimit-Tokens-Remaining", "0", "Anthropic-Ratelimit-Tokens-Reset", "2026-03-14T11:59:00Z"}, 500 * time.Millisecond},
-		{"a duration", 429, []string{"X-RateLimit-Remaining-Tokens", "0", "X-RateLimit-Reset-Tokens", "1m0s"}, time.Minute},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			var mu sync.Mutex

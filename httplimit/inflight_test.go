@@ -6,13 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math"
-	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,13 +16,11 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/httplimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/memstore"
-	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 // permitStore is a store of both sorts of limits.
@@ -55,9 +49,7 @@ var callsByUser = []httplimit.InFlightPolicy{{Limit: calls, Key: byUser}}
 func held(t *testing.T, store ratelimit.Permits, limit ratelimit.InFlight, key string) int {
 	t.Helper()
 	permits, err := store.Held(context.WithoutCancel(t.Context()), limit, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return len(permits)
 }
 
@@ -123,74 +115,6 @@ func (g *gated) finish(t *testing.T, do func()) {
 	}
 }
 
-// A handler that writes nothing has answered 200, also when it held a permit; only a client that has
-// gone leaves its outcome unknown.
-func TestInFlightCountsAnEmptyAnswer(t *testing.T) {
-	inEach(t, func(t *testing.T, store permitStore) {
-		failures := ratelimit.TokenBucket{Name: "failures", Rate: 1, Period: 24 * time.Hour, Capacity: 5}
-		var status int
-		counts := func(o httplimit.Outcome) bool {
-			status = o.Status
-			return httplimit.CountOnly(401)(o)
-		}
-		h := newMiddleware(t, store, httplimit.Config{
-			InFlight: callsByUser, Permits: store.Permits, Policies: []httplimit.Policy{{Limit: failures, Key: byUser, Counts: counts}},
-		}).Handler(&answering{})
-		for range 20 {
-			if wantStatus(t, serve(h, get("/", "X-User", "ann")), 200); status != 200 {
-				t.Fatalf("the status of an empty answer is %d, want 200", status)
-			}
-		}
-		ctx, leave := context.WithCancel(t.Context())
-		leaving := newMiddleware(t, store, httplimit.Config{
-			InFlight: callsByUser, Permits: store.Permits, Policies: []httplimit.Policy{{Limit: failures, Key: byUser, Counts: counts}},
-		}).Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { leave() }))
-		serve(leaving, get("/", "X-User", "ann").WithContext(ctx))
-		result, err := store.Check(t.Context(), failures.For("ann"))
-		if err != nil || status != 0 || math.Round(result.Value) != 4 {
-			t.Errorf("after a client that has gone: got status %d and %v tokens, %v, want 0 and 4", status, result.Value, err)
-		}
-	})
-}
-
-func TestInFlight(t *testing.T) {
-	inEach(t, func(t *testing.T, store permitStore) {
-		m := newMiddleware(t, store, httplimit.Config{Permits: store.Permits, InFlight: callsByUser})
-		g := newGated()
-		h := m.Handler(g)
-		first, second := g.begin(h, get("/", "X-User", "ann")), g.begin(h, get("/", "X-User", "ann"))
-
-		resp := serve(h, get("/", "X-User", "ann"))
-		wantStatus(t, resp, 429)
-		wantHeader(t, resp, "RateLimit-Policy", `"calls";q=2;qu="concurrent-requests"`)
-		wantHeader(t, resp, "RateLimit", `"calls";r=0`)
-		if after, err := strconv.Atoi(resp.Header.Get("Retry-After")); err != nil || after < 1 || after > 2 {
-			t.Errorf("Retry-After: %q, want 1 or 2", resp.Header.Get("Retry-After"))
-		}
-		if p := readProblem(t, resp); len(p.Violated) != 1 || p.Violated[0] != "calls" {
-			t.Errorf("got the problem %+v", p)
-		}
-		other := g.begin(h, get("/", "X-User", "bob")) // whose permits are others
-
-		g.finish(t, nil)
-		g.finish(t, func() { panic("of the handler") })
-		g.finish(t, nil)
-		for i, done := range []<-chan *http.Response{first, second, other} {
-			if resp := <-done; resp != nil && resp.StatusCode != 200 {
-				t.Errorf("request %d: got %d", i, resp.StatusCode)
-			}
-		}
-		for _, user := range []string{"ann", "bob"} {
-			if n := held(t, store.Permits, calls, user); n != 0 {
-				t.Errorf("%d permits of %s are held after all have ended", n, user)
-			}
-		}
-		last := g.begin(h, get("/", "X-User", "ann"))
-		g.finish(t, nil)
-		wantStatus(t, <-last, 200)
-	})
-}
-
 // An error of one of several policies is told by the name of that one.
 func TestInFlightErrorsNameTheirPolicy(t *testing.T) {
 	header := func(name string) func(*http.Request) (int, error) {
@@ -236,9 +160,7 @@ func TestInFlightWeight(t *testing.T) {
 		g := newGated()
 		h := m.Handler(g)
 		done := g.begin(h, get("/", "X-Weight", "3"))
-		if got := held(t, store.Permits, limit, ""); got != 3 {
-			t.Errorf("%d permits are held, want 3", got)
-		}
+		wantHeld(t, store.Permits, limit, "", 3)
 		for weight, want := range map[string]int{"2": 429, "5": 422, "0": 400} {
 			wantStatus(t, serve(h, get("/", "X-Weight", weight)), want)
 		}
@@ -248,8 +170,9 @@ func TestInFlightWeight(t *testing.T) {
 	})
 }
 
-// A refusal of any policy leaves nothing taken of the others.
-func TestInFlightAllOrNothing(t *testing.T) {
+// A request holds its permits until its handler has returned or panicked. A refusal of any policy leaves nothing
+// taken of the others.
+func TestInFlight(t *testing.T) {
 	inEach(t, func(t *testing.T, store permitStore) {
 		all := ratelimit.InFlight{Name: "all", Limit: 3, Lease: time.Minute}
 		hourly := ratelimit.TokenBucket{Name: "hourly", Rate: 4, Period: time.Hour}
@@ -262,36 +185,35 @@ func TestInFlightAllOrNothing(t *testing.T) {
 		h := m.Handler(g)
 		want := func(allHeld, annHeld int, tokens float64) {
 			t.Helper()
-			if got := held(t, store.Permits, all, ""); got != allHeld {
-				t.Errorf("%d permits of all are held, want %d", got, allHeld)
-			}
-			if got := held(t, store.Permits, calls, "ann"); got != annHeld {
-				t.Errorf("%d permits of ann are held, want %d", got, annHeld)
-			}
+			wantHeld(t, store.Permits, all, "", allHeld)
+			wantHeld(t, store.Permits, calls, "ann", annHeld)
 			result, err := store.Check(t.Context(), hourly.For("ann"))
 			if err != nil || result.Remaining != int64(tokens) {
 				t.Errorf("%d tokens are left, %v, want %g", result.Remaining, err, tokens)
 			}
 		}
-		refused := func(user, by string) {
+		refused := func(user, by string) *http.Response {
 			t.Helper()
 			resp := serve(h, get("/", "X-User", user))
-			wantStatus(t, resp, 429)
-			if p := readProblem(t, resp); fmt.Sprint(p.Violated) != "["+by+"]" {
-				t.Errorf("refused by %v, want %s", p.Violated, by)
-			}
+			wantViolated(t, resp, by)
+			return resp
 		}
 		done := []<-chan *http.Response{g.begin(h, get("/", "X-User", "ann")), g.begin(h, get("/", "X-User", "ann"))}
 		want(2, 2, 2)
-		refused("ann", "calls")
+		resp := refused("ann", "calls")
+		wantHeader(t, resp, "RateLimit-Policy", `"calls";q=2;qu="concurrent-requests"`)
+		wantHeader(t, resp, "RateLimit", `"calls";r=0`)
+		wantRetryAfter(t, resp, 1, 2)
 		want(2, 2, 2)
 		done = append(done, g.begin(h, get("/", "X-User", "bob")))
 		refused("cid", "all")
-		for range done {
-			g.finish(t, nil)
-		}
-		for _, d := range done {
-			<-d
+		g.finish(t, nil)
+		g.finish(t, func() { panic("of the handler") })
+		g.finish(t, nil)
+		for i, d := range done {
+			if resp := <-d; resp != nil && resp.StatusCode != 200 {
+				t.Errorf("request %d: got %d", i, resp.StatusCode)
+			}
 		}
 		want(0, 0, 2)
 		for range 2 {
@@ -322,13 +244,9 @@ func TestInFlightOutlivesItsClient(t *testing.T) {
 		defer server.Close()
 		ctx, leave := context.WithCancel(t.Context())
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		resp, err := server.Client().Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if line, err := bufio.NewReader(resp.Body).ReadString('\n'); err != nil || line != "data: 1\n" {
 			t.Errorf("got %q, %v of the stream", line, err)
 		}
@@ -345,38 +263,6 @@ func TestInFlightOutlivesItsClient(t *testing.T) {
 		g.finish(t, nil)
 		wantHeld(t, store.Permits, limit, "", 0)
 	})
-}
-
-// A connection that was taken over counts until its handler returns.
-func TestInFlightHijacked(t *testing.T) {
-	store := memstore.New(nil)
-	m := newMiddleware(t, store, httplimit.Config{Permits: store.Permits(), InFlight: []httplimit.InFlightPolicy{{Limit: calls}}})
-	server := httptest.NewServer(m.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		conn, rw, err := w.(http.Hijacker).Hijack()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer conn.Close()
-		fmt.Fprint(rw, "HTTP/1.1 101 Switching Protocols\r\n\r\n")
-		rw.Flush()
-		io.Copy(io.Discard, rw)
-	})))
-	defer server.Close()
-	conn, err := net.Dial("tcp", server.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-	if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.Contains(line, "101") {
-		t.Fatalf("got %q, %v", line, err)
-	}
-	if n := held(t, store.Permits(), calls, ""); n != 1 {
-		t.Errorf("%d permits are held, want 1", n)
-	}
-	conn.Close()
-	wantHeld(t, store.Permits(), calls, "", 0)
 }
 
 // A handler that has lost its permit is told, by its context and why.
@@ -401,10 +287,7 @@ func TestInFlightLost(t *testing.T) {
 					}
 					return
 				}
-				select {
-				case <-r.Context().Done():
-				case <-time.After(10 * time.Second):
-				}
+				<-r.Context().Done()
 				if cause := context.Cause(r.Context()); !errors.Is(cause, ratelimit.ErrLeaseLost) {
 					t.Errorf("the context ended because of %v, want ErrLeaseLost", cause)
 				}
@@ -440,10 +323,7 @@ func TestInFlightEvents(t *testing.T) {
 		if err := store.Permits().Reset(t.Context(), limits[1], ""); err != nil {
 			t.Error(err)
 		}
-		select {
-		case <-r.Context().Done():
-		case <-time.After(10 * time.Second):
-		}
+		<-r.Context().Done()
 	}))
 	serve(h, get("/"))
 	want := []string{"acquire granted true inner ", "acquire refused false inner ", "renew lost true inner lease_lost"}
@@ -539,12 +419,8 @@ func TestInFlightRefusedByMode(t *testing.T) {
 		}}})
 		resp := serve(m.Handler(http.NotFoundHandler()), get("/", "X-User", "ann"))
 		wantStatus(t, resp, 429)
-		if after, err := strconv.Atoi(resp.Header.Get("Retry-After")); err != nil || after < 3598 || after > 3602 {
-			t.Errorf("Retry-After: %q, want an hour", resp.Header.Get("Retry-After"))
-		}
-		if p := readProblem(t, resp); fmt.Sprint(p.Violated) != "[calls]" {
-			t.Errorf("got the problem %+v", p)
-		}
+		wantRetryAfter(t, resp, 3598, 3602)
+		wantViolated(t, resp, "calls")
 	})
 }
 
@@ -566,9 +442,7 @@ func TestInFlightReleasedInTransaction(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		if n := held(t, store.Permits(), calls, "ann"); n != 0 {
-			t.Errorf("%d permits are held after the transaction", n)
-		}
+		wantHeld(t, store.Permits(), calls, "ann", 0)
 	})), get("/", "X-User", "ann"))
 	wantStatus(t, resp, 200)
 	if fmt.Sprint(heard) != "[granted]" {
@@ -624,80 +498,4 @@ func TestNewFindsFaultsInFlight(t *testing.T) {
 	if _, err := httplimit.New(memstore.New(nil), &httplimit.Config{InFlight: named("a")}); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), "Permits") {
 		t.Errorf("without permits: got %v", err)
 	}
-}
-
-const (
-	killURL    = "HTTPLIMIT_TEST_KILL_URL"
-	killSchema = "HTTPLIMIT_TEST_KILL_SCHEMA"
-)
-
-var killLimit = ratelimit.InFlight{Name: "calls", Limit: 1, Lease: time.Second}
-
-// TestKillServerProcess is the process that TestInFlightKilled kills; as a test of its own it
-// has nothing to do.
-func TestKillServerProcess(t *testing.T) {
-	if os.Getenv(killURL) == "" {
-		return
-	}
-	pool, err := pgxpool.New(t.Context(), os.Getenv(killURL))
-	if err != nil {
-		t.Fatal(err)
-	}
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: os.Getenv(killSchema)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := newMiddleware(t, store, httplimit.Config{Permits: store.Permits(), InFlight: []httplimit.InFlightPolicy{{Limit: killLimit}}})
-	serve(m.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
-		fmt.Println("at work")
-		io.Copy(io.Discard, os.Stdin) // until it is killed, or the test that started it ends
-	})), get("/"))
-}
-
-// The permit of a process that is killed in the middle of a request is free within a lease.
-func TestInFlightKilled(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	store, db := newStore(t, nil)
-	process := exec.Command(os.Args[0], "-test.run=^TestKillServerProcess$")
-	process.Env = append(os.Environ(), killURL+"="+pgtest.URL(t), killSchema+"="+db.Schema)
-	process.Stderr = os.Stderr
-	stdin, err := process.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stdin.Close()
-	stdout, err := process.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := process.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer process.Wait()
-	defer process.Process.Kill()
-	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil || line != "at work\n" {
-		t.Fatalf("the process said %q, %v", line, err)
-	}
-	m := newMiddleware(t, store, httplimit.Config{Permits: store.Permits(), InFlight: []httplimit.InFlightPolicy{{Limit: killLimit}}, Timeout: 20 * time.Second})
-	h := m.Handler(&answering{})
-	for end := time.Now().Add(2 * killLimit.Lease); time.Now().Before(end); time.Sleep(killLimit.Lease / 5) {
-		wantStatus(t, serve(h, get("/")), 429) // it renews
-	}
-	permits, err := store.Permits().Held(t.Context(), killLimit, "")
-	if err != nil || len(permits) != 1 {
-		t.Fatalf("got %v, %v, want a permit", permits, err)
-	}
-	if err := process.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	process.Wait()
-	killed := time.Now()
-	for serve(h, get("/")).StatusCode != 200 {
-		if time.Since(killed) > 30*time.Second {
-			t.Fatal("the permit is not free after 30 s")
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-	t.Logf("the permit was free %v after the kill, lease %v", time.Since(killed).Round(time.Millisecond), killLimit.Lease)
 }

@@ -1,6 +1,7 @@
 package httplimit
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"log/slog"
@@ -11,44 +12,17 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
-const (
-	defaultTimeout    = time.Second
-	defaultFullFor    = time.Second
-	defaultFailureFor = 5 * time.Second
-)
-
 // Store is what a [Middleware] needs of a store: Allow and Settle. A *pgstore.Store and a
 // *memstore.Store have it.
 type Store = edge.Store
 
-// Policy is a limit of a middleware, its key, and the tokens that a request takes from it. Clients
-// see the limit's name, in RateLimit fields and in problems.
-type Policy struct {
-	// Limit is the limit. Required. Its name must be printable ASCII, for the fields, and
-	// differ from those of the other policies.
-	Limit ratelimit.Limit
-
-	// Key returns the key of a request. Nil is one key for all requests.
-	Key Key
-
-	// Tier chooses the limit of a request, such as by the customer's plan: a copy of Limit with
-	// other numbers and the same name. With a nil limit the policy does not apply to the
-	// request. An error is answered like one of Key. The default, nil, is Limit for all.
-	Tier func(*http.Request) (ratelimit.Limit, error)
-
-	// Cost says how many tokens a request takes. Nil is one.
-	Cost Cost
-
-	// Above is the share of the limit's Capacity that these requests leave to others. Give less
-	// important routes of a limit a middleware of their own, with a larger share. See
-	// [ratelimit.Request.Above]. The default is 0: they may use all of it.
-	Above float64
-
-	// Counts reports after the handler whether the request counts. If not, its tokens are given
-	// back. Until then they are taken, so a thousand simultaneous guesses are limited too. The
-	// default, nil, counts all. See [CountOnly] and [CountExcept].
-	Counts func(Outcome) bool
-}
+// Policy is a limit of a middleware, its key, and the tokens that a request takes from it. Only Limit
+// is required. Clients see its name, in RateLimit fields and in problems, so it must be printable
+// ASCII. Without a [Key] all requests have one key, and without a [Cost] each takes one token. Tier
+// chooses another limit for a request, Applies the requests that are limited, and Counts those whose
+// tokens are not given back after the handler: see [CountOnly] and [CountExcept]. Above is a share of
+// the limit that these requests leave to others.
+type Policy = edge.Policy[*http.Request, Outcome]
 
 // Config configures a [Middleware].
 type Config struct {
@@ -142,93 +116,45 @@ type Middleware struct {
 // a *[ratelimit.FieldError], or several joined.
 func New(store Store, config *Config) (*Middleware, error) {
 	f := edge.Faults{Package: "httplimit"}
-	f.Must(store != nil, "Store", nil, "must not be nil")
-	f.Must(config != nil, "Config", nil, "must not be nil")
 	if config == nil {
+		f.Must(false, "Config", nil, "must not be nil")
 		return nil, f.Err()
 	}
 	m := &Middleware{config: *config}
-	m.config.Policies = append([]Policy(nil), config.Policies...)
-	m.config.InFlight = append([]InFlightPolicy(nil), config.InFlight...)
-	m.config.PartitionSecret = append([]byte(nil), config.PartitionSecret...)
-	m.config.check(&f)
-	checkInFlight(&f, config)
+	c := &m.config
+	m.limiter = edge.Limiter[*http.Request, Outcome]{
+		Package: "httplimit", Store: store, Policies: c.Policies, InFlight: c.InFlight, Permits: c.Permits, Catalog: c.Catalog,
+		Jitter: c.Jitter, MaxJitter: c.MaxJitter, Timeout: c.Timeout, FailureRetryAfter: c.FailureRetryAfter, FullRetryAfter: c.FullRetryAfter,
+		FailOpen: c.FailOpen, Shadow: c.Shadow, Observe: c.Observe, Logger: c.Logger, Fault: isRequestError,
+	}
+	m.limiter.Init(&f)
+	for _, name := range edge.Names(c.Policies, c.InFlight) {
+		if !isFieldString(name) {
+			f.Add(&ratelimit.FieldError{Package: "httplimit", Limit: name, Field: "Name", Value: name, Reason: "must be printable ASCII, to stand in a RateLimit field"})
+		}
+	}
+	f.Must(c.Fields <= Draft11|Triple || c.Fields == NoFields, "Fields", uint8(c.Fields), "must be Draft11, Triple, both, or NoFields")
+	f.Must(c.TooLarge == 0 || c.TooLarge == http.StatusRequestEntityTooLarge || c.TooLarge == http.StatusUnprocessableEntity,
+		"TooLarge", c.TooLarge, "must be 413 or 422")
+	c.PartitionSecret = bytes.Clone(c.PartitionSecret)
+	c.Fields = cmp.Or(c.Fields, Draft11)
+	c.TooLarge = cmp.Or(c.TooLarge, http.StatusUnprocessableEntity)
 	if err := f.Err(); err != nil {
 		return nil, err
 	}
-	m.config.setDefaults()
-	m.limiter = edge.Limiter[*http.Request, Outcome]{
-		Package: "httplimit", Store: store, Policies: policies(config.Policies), Catalog: config.Catalog,
-		InFlight: inFlight(config.InFlight), Permits: config.Permits,
-		Timeout: m.config.Timeout, FailOpen: config.FailOpen, Shadow: config.Shadow,
-		Observe: config.Observe, Logger: m.config.Logger, Fault: isRequestError,
-	}
 	return m, nil
-}
-
-// policies returns ps with their defaults.
-func policies(ps []Policy) []edge.Policy[*http.Request, Outcome] {
-	policies := make([]edge.Policy[*http.Request, Outcome], len(ps))
-	for i, p := range ps {
-		if p.Key == nil {
-			p.Key = ForAll
-		}
-		if p.Cost == nil {
-			p.Cost = Fixed(1)
-		}
-		policies[i] = edge.Policy[*http.Request, Outcome](p)
-	}
-	return policies
-}
-
-// check notes the faults of c.
-func (c *Config) check(f *edge.Faults) {
-	for i, d := range edge.CheckLimits(f, c.limits(), len(c.InFlight) > 0) {
-		edge.CheckAbove(f, d.Name, c.Policies[i].Above)
-		checkName(f, d.Name)
-	}
-	f.Must(c.Fields <= Draft11|Triple || c.Fields == NoFields, "Fields", uint8(c.Fields), "must be Draft11, Triple, both, or NoFields")
-	f.Must(c.Jitter >= 0 && c.Jitter <= 1, "Jitter", c.Jitter, "must be between 0 and 1")
-	f.Must(c.MaxJitter >= 0, "MaxJitter", c.MaxJitter, "must not be negative")
-	f.Must(c.TooLarge == 0 || c.TooLarge == http.StatusRequestEntityTooLarge || c.TooLarge == http.StatusUnprocessableEntity,
-		"TooLarge", c.TooLarge, "must be 413 or 422")
-	f.Must(c.Timeout >= 0, "Timeout", c.Timeout, "must not be negative")
-	f.Must(c.FullRetryAfter >= 0, "FullRetryAfter", c.FullRetryAfter, "must not be negative")
-	f.Must(c.FailureRetryAfter >= 0, "FailureRetryAfter", c.FailureRetryAfter, "must not be negative")
-}
-
-// checkName notes a name that no field can have.
-func checkName(f *edge.Faults, name string) {
-	if !isFieldString(name) {
-		f.Add(&ratelimit.FieldError{Package: "httplimit", Limit: name, Field: "Name", Value: name, Reason: "must be printable ASCII, to stand in a RateLimit field"})
-	}
-}
-
-func (c *Config) setDefaults() {
-	c.Fields = cmp.Or(c.Fields, Draft11)
-	c.MaxJitter = cmp.Or(c.MaxJitter, edge.DefaultMaxJitter)
-	c.TooLarge = cmp.Or(c.TooLarge, http.StatusUnprocessableEntity)
-	c.Timeout = cmp.Or(c.Timeout, defaultTimeout)
-	c.FullRetryAfter = cmp.Or(c.FullRetryAfter, defaultFullFor)
-	c.FailureRetryAfter = cmp.Or(c.FailureRetryAfter, defaultFailureFor)
-	c.Logger = cmp.Or(c.Logger, slog.Default())
-}
-
-// limits returns the limits of the policies.
-func (c *Config) limits() []ratelimit.Limit {
-	limits := make([]ratelimit.Limit, len(c.Policies))
-	for i, p := range c.Policies {
-		limits[i] = p.Limit
-	}
-	return limits
 }
 
 // String returns the names of the policies.
 func (m *Middleware) String() string { return m.config.String() }
 
+// RequestOf returns the request of an event, from the context that Config.Observe is called with.
+// It returns nil if the event is not a middleware's, such as a store's.
+func RequestOf(ctx context.Context) *http.Request { return edge.Asked[*http.Request](ctx) }
+
 // String returns the names of the policies, and nothing of the rest, such as the secret.
 func (c Config) String() string {
-	return "httplimit: policies " + edge.Names(c.limits(), permitLimits(c.InFlight))
+	return "httplimit: policies " + edge.Quoted(c.Policies, c.InFlight)
 }
 
 // LogValue is String.
@@ -297,5 +223,9 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 // The handler does not go behind [Middleware.Handler], so Shadow, FailOpen, Timeout and Counts have
 // no effect.
 func (m *Middleware) Requests(r *http.Request) ([]ratelimit.Request, error) {
-	return m.limiter.Requests(r)
+	requests, err := m.limiter.Requests(r)
+	if err != nil {
+		return nil, err
+	}
+	return requests, nil
 }

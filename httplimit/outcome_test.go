@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -60,27 +59,31 @@ func TestCountsByOutcome(t *testing.T) {
 		{"gone, and failed", logins, write(401), true, 1},
 		{"gone, but logged in", logins, write(200), true, 0},
 	} {
-		store := memstore.New(newClock().Now)
-		m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: perMinute}, {Limit: failures, Counts: test.counts}}})
-		ctx, leave := context.WithCancel(t.Context())
-		during := 0.0
-		h := m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			during = 5 - left(t, store, failures, "")
-			if test.gone {
-				leave()
+		for _, inFlight := range [][]httplimit.InFlightPolicy{nil, {{Limit: calls}}} { // whose context tells nothing of the client
+			store := memstore.New(newClock().Now)
+			m := newMiddleware(t, store, httplimit.Config{
+				Policies: []httplimit.Policy{{Limit: perMinute}, {Limit: failures, Counts: test.counts}}, InFlight: inFlight, Permits: store.Permits(),
+			})
+			ctx, leave := context.WithCancel(t.Context())
+			during := 0.0
+			h := m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				during = 5 - left(t, store, failures, "")
+				if test.gone {
+					leave()
+				}
+				test.do(w, r)
+			}))
+			func() {
+				defer func() { recover() }() // as net/http does
+				h.ServeHTTP(httptest.NewRecorder(), get("/").WithContext(ctx))
+			}()
+			leave()
+			if taken := 5 - left(t, store, failures, ""); during != 1 || taken != test.taken {
+				t.Errorf("%s: got %g taken while the handler ran, and %g after it, want 1 and %g", test.name, during, taken, test.taken)
 			}
-			test.do(w, r)
-		}))
-		func() {
-			defer func() { recover() }() // as net/http does
-			h.ServeHTTP(httptest.NewRecorder(), get("/").WithContext(ctx))
-		}()
-		leave()
-		if taken := 5 - left(t, store, failures, ""); during != 1 || taken != test.taken {
-			t.Errorf("%s: got %g taken while the handler ran, and %g after it, want 1 and %g", test.name, during, taken, test.taken)
-		}
-		if got := 3 - left(t, store, perMinute, ""); got != 1 {
-			t.Errorf("%s: got %g taken from the policy that counts all, want 1", test.name, got)
+			if got := 3 - left(t, store, perMinute, ""); got != 1 {
+				t.Errorf("%s: got %g taken from the policy that counts all, want 1", test.name, got)
+			}
 		}
 	}
 }
@@ -131,35 +134,19 @@ func TestUsed(t *testing.T) {
 	}
 }
 
-func TestUsedFindsFaults(t *testing.T) {
-	m := newMiddleware(t, memstore.New(newClock().Now), httplimit.Config{Policies: []httplimit.Policy{{Limit: perMinute}}})
-	serve(m.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		for _, err := range []error{
-			httplimit.Used(r.Context(), "per_minute", -1),
-			httplimit.Used(r.Context(), "per_minute", 1e13),
-			httplimit.Used(r.Context(), "other", 1),
-			httplimit.Used(context.Background(), "per_minute", 1),
-		} {
-			if !errors.Is(err, ratelimit.ErrInvalid) {
-				t.Errorf("got %v, want ErrInvalid", err)
+// Where nothing was taken, Used does nothing.
+func TestUsedOfNothing(t *testing.T) {
+	none := func(*http.Request) (ratelimit.Limit, error) { return nil, nil }
+	for store, config := range map[httplimit.Store]httplimit.Config{
+		failing{}:         {Policies: []httplimit.Policy{{Limit: perMinute}}, FailOpen: true},
+		memstore.New(nil): {Policies: []httplimit.Policy{{Limit: perMinute, Tier: none}}},
+	} {
+		serve(newMiddleware(t, store, config).Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			if err := httplimit.Used(r.Context(), "per_minute", 1); err != nil {
+				t.Errorf("got %v, want nil", err)
 			}
-		}
-	})), get("/"))
-	open := newMiddleware(t, failing{}, httplimit.Config{Policies: []httplimit.Policy{{Limit: perMinute}}, FailOpen: true})
-	serve(open.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		if err := httplimit.Used(r.Context(), "per_minute", 1); err != nil {
-			t.Errorf("where nothing was taken: got %v, want nil", err)
-		}
-	})), get("/"))
-	exempt := newMiddleware(t, memstore.New(nil), httplimit.Config{Policies: []httplimit.Policy{{
-		Limit: perMinute,
-		Tier:  func(*http.Request) (ratelimit.Limit, error) { return nil, nil },
-	}}})
-	serve(exempt.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		if err := httplimit.Used(r.Context(), "per_minute", 1); err != nil {
-			t.Errorf("where the policy does not apply: got %v, want nil", err)
-		}
-	})), get("/"))
+		})), get("/"))
+	}
 }
 
 // A count that Settle would not take is refused at once, and what was used of the other
@@ -173,7 +160,12 @@ func TestUsedChecksAsRequestsAreChecked(t *testing.T) {
 		{Limit: failures},
 	}})
 	serve(m.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		for _, n := range []float64{5e-324, 1e-12, 1e-3, math.NaN(), math.Inf(1), -1} {
+		for _, err := range []error{httplimit.Used(r.Context(), "other", 1), httplimit.Used(context.Background(), "rows", 1)} {
+			if !errors.Is(err, ratelimit.ErrInvalid) {
+				t.Errorf("got %v, want ErrInvalid", err)
+			}
+		}
+		for _, n := range []float64{5e-324, 1e-12, 1e-3, 1e13, math.NaN(), math.Inf(1), -1} {
 			var field *ratelimit.FieldError
 			if err := httplimit.Used(r.Context(), "rows", n); !errors.As(err, &field) || field.Field != "Used" {
 				t.Errorf("%g: got %v, want an error about it", n, err)
@@ -211,34 +203,6 @@ func TestSettleFails(t *testing.T) {
 	}
 	if got := left(t, store, failures, ""); got != 4 {
 		t.Errorf("%g are left, want 4: what was taken stays", got)
-	}
-}
-
-// A client that leaves while its handler works, over a connection, settles as well.
-func TestClientGone(t *testing.T) {
-	store := memstore.New(nil)
-	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: failures, Counts: httplimit.CountExcept(500, 599)}}})
-	done := make(chan struct{})
-	inner := m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		http.NewResponseController(w).Flush()
-		<-r.Context().Done()
-		if err := httplimit.Used(r.Context(), "failures", 3); err != nil {
-			t.Error(err)
-		}
-	}))
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		defer close(done)
-		inner.ServeHTTP(w, r)
-	}))
-	defer server.Close()
-	resp, err := server.Client().Get(server.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp.Body.Close()
-	<-done
-	if got := left(t, store, failures, ""); got > 2.1 || got < 2 {
-		t.Errorf("%g are left, want 2", got)
 	}
 }
 
@@ -343,20 +307,13 @@ func (bothWriter) Header() http.Header         { return http.Header{} }
 func (bothWriter) Write(p []byte) (int, error) { return len(p), nil }
 func (bothWriter) WriteHeader(int)             {}
 
-// Over a real connection: a file is sent, a stream is flushed, a connection taken over.
-func TestRealWriter(t *testing.T) {
-	store := memstore.New(nil)
-	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: failures, Counts: httplimit.CountOnly(101)}}})
-	mux := http.NewServeMux()
-	mux.HandleFunc("/copy", func(w http.ResponseWriter, _ *http.Request) { io.Copy(w, strings.NewReader("copied")) })
-	mux.HandleFunc("/flush", func(w http.ResponseWriter, _ *http.Request) {
-		controller := http.NewResponseController(w)
-		if err := errors.Join(controller.SetWriteDeadline(time.Now().Add(time.Minute)), controller.EnableFullDuplex(), controller.Flush()); err != nil {
-			t.Error(err)
-		}
-		io.WriteString(w, "flushed")
-	})
-	mux.HandleFunc("/hijack", func(w http.ResponseWriter, _ *http.Request) {
+// A connection that was taken over counts, and holds its permit until its handler returns.
+func TestHijacked(t *testing.T) {
+	store := memstore.New(newClock().Now)
+	h := newMiddleware(t, store, httplimit.Config{
+		Policies: []httplimit.Policy{{Limit: failures, Counts: httplimit.CountOnly(101)}},
+		InFlight: []httplimit.InFlightPolicy{{Limit: calls}}, Permits: store.Permits(),
+	}).Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		conn, rw, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			t.Error(err)
@@ -365,28 +322,22 @@ func TestRealWriter(t *testing.T) {
 		defer conn.Close()
 		fmt.Fprint(rw, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\ntaken")
 		rw.Flush()
-	})
-	var settled sync.WaitGroup
-	h := m.Handler(mux)
+		io.Copy(io.Discard, rw)
+	}))
+	served := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		defer settled.Done()
+		defer close(served)
 		h.ServeHTTP(w, r)
 	}))
 	defer server.Close()
-	for _, test := range []struct{ path, body string }{{"/copy", "copied"}, {"/flush", "flushed"}, {"/hijack", "taken"}} {
-		settled.Add(1)
-		resp, err := server.Client().Get(server.URL + test.path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		body, err := io.ReadAll(resp.Body)
-		resp.Body.Close()
-		if err != nil || string(body) != test.body {
-			t.Errorf("%s: got %q, %v, want %q", test.path, body, err, test.body)
-		}
+	resp, err := server.Client().Get(server.URL)
+	must(t, err)
+	if text := body(t, resp); text != "taken" || held(t, store.Permits(), calls, "") != 1 {
+		t.Errorf("got %q, and %d permits are held, want 1", text, held(t, store.Permits(), calls, ""))
 	}
-	settled.Wait()
-	if got := left(t, store, failures, ""); got < 4 || got > 4.1 {
-		t.Errorf("%g are left, want 4: only the connection that was taken over counts", got)
+	server.Client().CloseIdleConnections()
+	<-served
+	if got := left(t, store, failures, ""); got != 4 || held(t, store.Permits(), calls, "") != 0 {
+		t.Errorf("%g are left, and %d permits are held, want 4 and none", got, held(t, store.Permits(), calls, ""))
 	}
 }

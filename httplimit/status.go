@@ -99,7 +99,7 @@ func (m *Middleware) StatusHandler(store StatusStore) http.Handler {
 			for i := range requests {
 				requests[i].Count, requests[i].AboveShare = 0, 0
 			}
-			ctx, cancel := context.WithTimeout(r.Context(), m.config.Timeout)
+			ctx, cancel := context.WithTimeout(r.Context(), m.limiter.Timeout)
 			defer cancel()
 			result, err = store.Check(ctx, requests...)
 		}

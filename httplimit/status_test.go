@@ -31,12 +31,8 @@ func TestStatusHandler(t *testing.T) {
 	c := newClock()
 	store := memstore.New(c.Now)
 	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: perMinute, Key: byUser}, {Limit: perDay, Key: byUser}}})
-	if err := store.Take(t.Context(), perMinute.ForN("alice", 2)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := store.Pause(t.Context(), perDay, "alice", time.Hour); err != nil {
-		t.Fatal(err)
-	}
+	must(t, store.Take(t.Context(), perMinute.ForN("alice", 2)))
+	must(t, errOf(store.Pause(t.Context(), perDay, "alice", time.Hour)))
 	for range 2 { // it takes nothing
 		w := httptest.NewRecorder()
 		m.StatusHandler(store).ServeHTTP(w, get("/limits", "X-User", "alice"))
@@ -95,9 +91,7 @@ func TestProblemTellsLimits(t *testing.T) {
 	for _, tell := range []bool{false, true} {
 		store := memstore.New(newClock().Now)
 		m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: perMinute, Key: byUser}}, Limits: tell})
-		if err := store.Take(t.Context(), perMinute.ForN("alice", 3)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, store.Take(t.Context(), perMinute.ForN("alice", 3)))
 		w := httptest.NewRecorder()
 		m.Handler(&answering{}).ServeHTTP(w, get("/", "X-User", "alice"))
 		limits := told(t, w)

@@ -102,13 +102,7 @@ type WaitError struct {
 	Err   error     // [ratelimit.ErrRefused] when its own limit had no tokens in time; else nil, or a context's error
 }
 
-func (e *WaitError) Error() string {
-	text := "httplimit: not sent: it would have to wait until " + e.Until.UTC().Format(time.RFC3339)
-	if e.Err != nil {
-		text += ": " + e.Err.Error()
-	}
-	return text
-}
+func (e *WaitError) Error() string { return edge.NotSent("httplimit", e.Until, e.Err) }
 
 // Unwrap returns e.Err.
 func (e *WaitError) Unwrap() error { return e.Err }

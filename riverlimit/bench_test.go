@@ -47,19 +47,13 @@ func middle(v []float64) float64 {
 // jobsPerSecond is how fast jobs that do nothing are worked, once they are there.
 func (b *bench) jobsPerSecond(tb testing.TB, jobs int, m ...rivertype.Middleware) float64 {
 	tb.Helper()
-	if _, err := b.Pool.Exec(tb.Context(), fmt.Sprintf("TRUNCATE %s.river_job", b.Schema)); err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, errOf(b.Pool.Exec(tb.Context(), fmt.Sprintf("TRUNCATE %s.river_job", b.Schema))))
 	b.insertPlain(tb, jobs)
 	client := b.client(tb, b.config(func(context.Context, *river.Job[callArgs]) error { return nil }, m...))
 	begun := time.Now()
-	if err := client.Start(context.WithoutCancel(tb.Context())); err != nil {
-		tb.Fatal(err)
-	}
-	b.eventually(tb, jobs, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+	must(tb, client.Start(context.WithoutCancel(tb.Context())))
+	b.eventually(tb, jobs, completed)
 	took := time.Since(begun)
-	if err := client.Stop(context.WithoutCancel(tb.Context())); err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, client.Stop(context.WithoutCancel(tb.Context())))
 	return float64(jobs) / took.Seconds()
 }

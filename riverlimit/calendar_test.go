@@ -31,7 +31,6 @@ func edges(n int) (edges []time.Time) {
 // Jobs that are inserted above a monthly quota are scheduled for the months in which their
 // tokens are sold, two in each.
 func TestInsertByTheMonth(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	in := b.inserter(t)
 	next := edges(2)
@@ -55,7 +54,6 @@ func TestWorkByTheMonth(t *testing.T) {
 	t.Parallel()
 	for name, bound := range map[string]float64{"reserved": 0, "refused": ratelimit.None} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			b := newBench(t)
 			quota := monthly
 			quota.MaxReserved = bound
@@ -76,7 +74,6 @@ func TestWorkByTheMonth(t *testing.T) {
 // A part that is kept is for calls that take at once: a job that reserves above it is cancelled,
 // with the reason among its errors.
 func TestWorkAbove(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	o := newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{
 		Limits: func(*rivertype.JobRow) []ratelimit.Request { return []ratelimit.Request{monthly.For("").Above(0.5)} },

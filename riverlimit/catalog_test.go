@@ -15,22 +15,14 @@ import (
 // raised is a catalog that has two more tokens an hour for hourly.
 func raised(t *testing.T) *catalog.Catalog {
 	t.Helper()
-	limits, err := catalog.NewInMemory(nil)
-	if err == nil {
-		err = limits.Publish(t.Context(), hourly)
-	}
-	if err == nil {
-		_, err = limits.Set(t.Context(), "hourly", catalog.AllKeys, catalog.Override{Rate: 60, Capacity: 4})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	limits := newCatalog(t)
+	must(t, limits.Publish(t.Context(), hourly))
+	must(t, errOf(limits.Set(t.Context(), "hourly", catalog.AllKeys, catalog.Override{Rate: 60, Capacity: 4})))
 	return limits
 }
 
 // Jobs are scheduled by what the catalog says.
 func TestInsertByCatalog(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	in := b.inserter(t)
 	in.Catalog = raised(t)
@@ -59,7 +51,6 @@ func TestInsertByCatalog(t *testing.T) {
 
 // So are attempts, and a pause is of what holds.
 func TestMiddlewareByCatalog(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(hourly), Catalog: raised(t)})
 	if rows := m.Rows(hourly.For("")); len(rows) != 1 || rows[0].Limit.Definition().Rate != 60 {
@@ -70,7 +61,5 @@ func TestMiddlewareByCatalog(t *testing.T) {
 		o.work(nil, river.EventKindJobCompleted, n+1)
 	}
 	job := o.work(nil, river.EventKindJobSnoozed, 4)
-	if wait := time.Until(job.ScheduledAt); (wait - time.Minute).Abs() > 20*time.Second {
-		t.Errorf("snoozed for %v, want about a minute", wait)
-	}
+	wantWait(t, job, time.Minute, 20*time.Second)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/migrations"
 	"github.com/pgratelimit/ratelimit/pgstore"
@@ -42,25 +43,23 @@ type bench struct {
 	store *pgstore.Store
 }
 
+// newBench makes a bench for a test, which then runs beside others.
 func newBench(t testing.TB, opts ...pgtest.Option) *bench {
 	t.Helper()
+	if t, ok := t.(*testing.T); ok {
+		t.Parallel()
+	}
 	db := pgtest.New(t, append(opts, pgtest.With(migrations.River), pgtest.WithConfig(func(c *pgxpool.Config) { c.MaxConns = 20 }))...)
 	migrator, err := rivermigrate.New(riverpgxv5.New(db.Pool), &rivermigrate.Config{Schema: db.Schema, Logger: quiet})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := migrator.Migrate(t.Context(), rivermigrate.DirectionUp, nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, errOf(migrator.Migrate(t.Context(), rivermigrate.DirectionUp, nil)))
 	return &bench{db, newStore(t, db.Pool, db.Schema)}
 }
 
 func newStore(t testing.TB, pool *pgxpool.Pool, schema string) *pgstore.Store {
 	t.Helper()
 	store, err := pgstore.New(pool, &pgstore.Config{Schema: schema})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return store
 }
 
@@ -80,9 +79,7 @@ func (b *bench) config(work func(context.Context, *river.Job[callArgs]) error, m
 func (b *bench) client(t testing.TB, config *river.Config) *river.Client[pgx.Tx] {
 	t.Helper()
 	client, err := river.NewClient(riverpgxv5.New(b.Pool), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return client
 }
 
@@ -92,12 +89,24 @@ func (b *bench) inserter(t testing.TB) riverlimit.Inserter {
 	return riverlimit.Inserter{Client: b.client(t, &river.Config{Logger: quiet, Schema: b.Schema}), Store: b.store}
 }
 
+// startsOf has a client work until n jobs are completed. It returns when they started, after the first, and for
+// how long at most the machine stood still.
+func (b *bench) startsOf(t testing.TB, n int, middleware ...rivertype.Middleware) (sorted []time.Duration, stall time.Duration) {
+	t.Helper()
+	var started starts
+	stalled := measureStalls()
+	start(t, b.client(t, b.config(func(context.Context, *river.Job[callArgs]) error {
+		started.add()
+		return nil
+	}, middleware...)))
+	b.eventually(t, n, completed)
+	return started.sorted(), stalled()
+}
+
 // start starts a client, and stops it before the test ends.
 func start(t testing.TB, client *river.Client[pgx.Tx]) {
 	t.Helper()
-	if err := client.Start(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client.Start(context.Background()))
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
@@ -111,9 +120,7 @@ func middleware(t testing.TB, store *pgstore.Store, config riverlimit.Middleware
 	t.Helper()
 	config.Logger = quiet
 	m, err := riverlimit.NewMiddleware(store, &config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return m
 }
 
@@ -124,12 +131,59 @@ func each(limit ratelimit.Limit) func(*rivertype.JobRow) []ratelimit.Request {
 // inTx runs do in a transaction that commits.
 func (b *bench) inTx(t testing.TB, do func(tx pgx.Tx) error) {
 	t.Helper()
-	if err := pgx.BeginFunc(t.Context(), b.Pool, do); err != nil {
-		t.Fatal(err)
-	}
+	must(t, pgx.BeginFunc(t.Context(), b.Pool, do))
 }
 
-// query scans the only row of a query, in which %s stands for the schema.
+// insert inserts jobs.
+func (b *bench) insert(t testing.TB, in riverlimit.Inserter, params []riverlimit.InsertManyParams) (inserted []*riverlimit.Inserted) {
+	t.Helper()
+	b.inTx(t, func(tx pgx.Tx) (err error) {
+		inserted, err = in.InsertManyTx(t.Context(), tx, params)
+		return err
+	})
+	return inserted
+}
+
+// numbered returns n jobs, each with requests.
+func numbered(n int, requests ...ratelimit.Request) []riverlimit.InsertManyParams {
+	return paramsOf(slices.Repeat([][]ratelimit.Request{requests}, n))
+}
+
+// paramsOf returns numbered jobs with these requests.
+func paramsOf(jobs [][]ratelimit.Request) []riverlimit.InsertManyParams {
+	params := make([]riverlimit.InsertManyParams, len(jobs))
+	for i, requests := range jobs {
+		params[i] = riverlimit.InsertManyParams{Args: callArgs{i}, Requests: requests}
+	}
+	return params
+}
+
+// hold acquires permits.
+func (b *bench) hold(t testing.TB, request ratelimit.PermitRequest) ratelimit.Permit {
+	t.Helper()
+	permit, err := b.store.Permits().Acquire(t.Context(), request)
+	if err != nil || !permit.OK {
+		t.Fatal(permit, err)
+	}
+	return permit
+}
+
+func newCatalog(t testing.TB) *catalog.Catalog {
+	t.Helper()
+	limits, err := catalog.NewInMemory(nil)
+	must(t, err)
+	return limits
+}
+
+// exec executes statements.
+func (b *bench) exec(t testing.TB, sql string) {
+	t.Helper()
+	b.inTx(t, func(tx pgx.Tx) error {
+		return errOf(tx.Exec(t.Context(), "SET LOCAL search_path = "+b.Schema+"; "+sql))
+	})
+}
+
+// query scans the only row of a query.
 func (b *bench) query(t testing.TB, sql string, into ...any) {
 	t.Helper()
 	b.inTx(t, func(tx pgx.Tx) error {
@@ -145,6 +199,23 @@ func (b *bench) count(t testing.TB, sql string) (n int) {
 	t.Helper()
 	b.query(t, sql, &n)
 	return n
+}
+
+// want is count of a number that is there already.
+func (b *bench) want(t testing.TB, want int, sql string) {
+	t.Helper()
+	if got := b.count(t, sql); got != want {
+		t.Errorf("%s: got %d, want %d", sql, got, want)
+	}
+}
+
+// begin begins a transaction, and rolls it back before the test ends.
+func (b *bench) begin(t testing.TB) pgx.Tx {
+	t.Helper()
+	tx, err := b.Pool.Begin(t.Context())
+	must(t, err)
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	return tx
 }
 
 // eventually polls until sql yields want.
@@ -166,6 +237,14 @@ func (b *bench) value(t *testing.T, name string) (v float64) {
 	t.Helper()
 	b.query(t, "SELECT value FROM rate_limits WHERE name = '"+name+"'", &v)
 	return v
+}
+
+// wantWait wants a job to be put off for so long, or off less or more.
+func wantWait(t testing.TB, job *rivertype.JobRow, want, off time.Duration) {
+	t.Helper()
+	if wait := time.Until(job.ScheduledAt); (wait - want).Abs() > off {
+		t.Errorf("job %d is put off for %v, want %v", job.ID, wait, want)
+	}
 }
 
 // starts are the instants at which jobs started, on one monotonic clock.
@@ -222,9 +301,7 @@ func noted(t *testing.T, job *rivertype.JobRow) (n struct {
 ) {
 	t.Helper()
 	var metadata map[string]json.RawMessage
-	if err := json.Unmarshal(job.Metadata, &metadata); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(job.Metadata, &metadata))
 	if err := json.Unmarshal(metadata[riverlimit.MetadataKey], &n); err != nil {
 		t.Fatalf("metadata %s: %v", job.Metadata, err)
 	}
@@ -255,3 +332,13 @@ func measureStalls() (longest func() time.Duration) {
 		return <-found
 	}
 }
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// errOf returns the error of a function that returns a value as well.
+func errOf[T any](_ T, err error) error { return err }

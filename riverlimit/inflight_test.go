@@ -12,7 +12,6 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/riverlimit"
 )
@@ -25,7 +24,6 @@ func inFlight(*rivertype.JobRow) ratelimit.PermitRequest { return threeAtOnce.Fo
 // time, use up no attempt while they wait, and take from their rates once.
 func TestJobsInFlight(t *testing.T) {
 	pgtest.Long(t)
-	t.Parallel()
 	b := newBench(t)
 	const n = 40
 	b.insertPlain(t, n)
@@ -46,13 +44,11 @@ func TestJobsInFlight(t *testing.T) {
 		m := middleware(t, newStore(t, b.Pool, b.Schema), riverlimit.MiddlewareConfig{InFlight: inFlight, Limits: each(rate), MaxWait: 200 * time.Millisecond})
 		start(t, b.client(t, b.config(work, m)))
 	}
-	b.eventually(t, n, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+	b.eventually(t, n, completed)
 	if got := most.Load(); got != int32(threeAtOnce.Limit) {
 		t.Errorf("%d jobs were worked at a time, want %d", got, threeAtOnce.Limit)
 	}
-	if got := b.count(t, completedOnce); got != n {
-		t.Errorf("%d jobs completed at their first attempt and without errors, want %d", got, n)
-	}
+	b.want(t, n, completedOnce)
 	result, err := b.store.Check(t.Context(), rate.ForN("", 0))
 	if err != nil || result.Remaining != 1000-n {
 		t.Errorf("%d of the rate are left, and %v, want %d", result.Remaining, err, 1000-n)
@@ -66,7 +62,6 @@ func TestJobsInFlight(t *testing.T) {
 // the transaction that completes its work.
 func TestJobsGiveTheirPermitsBack(t *testing.T) {
 	pgtest.Long(t)
-	t.Parallel()
 	b := newBench(t)
 	const n = 6
 	b.insertPlain(t, n)
@@ -95,7 +90,6 @@ func TestJobsGiveTheirPermitsBack(t *testing.T) {
 
 // Jobs hold as many permits as they weigh, and those of other limits besides.
 func TestJobsInFlightByWeight(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	const n = 4
 	b.insertPlain(t, n)
@@ -113,37 +107,11 @@ func TestJobsInFlightByWeight(t *testing.T) {
 		}
 		return ctx.Err()
 	}, m)))
-	b.eventually(t, n, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
-}
-
-// The limit of a job's permit is by what the catalog says.
-func TestJobsInFlightByCatalog(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	b.insertPlain(t, 1)
-	limits, err := catalog.NewInMemory(nil)
-	if err == nil {
-		err = limits.PublishInFlight(t.Context(), threeAtOnce)
-	}
-	if err == nil {
-		_, err = limits.Set(t.Context(), threeAtOnce.Name, "", catalog.Override{AtOnce: 7})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: inFlight, Catalog: limits})
-	start(t, b.client(t, b.config(func(ctx context.Context, _ *river.Job[callArgs]) error {
-		if permit, ok := riverlimit.PermitOf(ctx); !ok || permit.InFlight.Limit != 7 {
-			t.Errorf("the permit of the job is of %v", permit.InFlight)
-		}
-		return nil
-	}, m)))
-	b.eventually(t, 1, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+	b.eventually(t, n, completed)
 }
 
 // Jobs of a limit that is switched off wait until it is on again, and burn no attempt.
 func TestJobsInFlightRefusedByMode(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	mode := ratelimit.ModeRefuse
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(*rivertype.JobRow) ratelimit.PermitRequest {
@@ -151,16 +119,13 @@ func TestJobsInFlightRefusedByMode(t *testing.T) {
 	}})
 	o := newOne(t, b, m)
 	job := o.work(nil, river.EventKindJobSnoozed, 0)
-	if wait := time.Until(job.ScheduledAt); job.Attempt != 0 || wait < ratelimit.RefusedFor/2 || wait > 2*ratelimit.RefusedFor {
-		t.Errorf("attempt %d, snoozed for %v, want about %v", job.Attempt, wait, ratelimit.RefusedFor)
-	}
+	wantWait(t, job, ratelimit.RefusedFor, ratelimit.RefusedFor/2)
 	mode = ratelimit.ModeEnforce
 	o.work(job, river.EventKindJobCompleted, 1)
 }
 
 // A job that asks for nonsense is cancelled, and one whose limit has no name is not limited.
 func TestJobsInFlightOfBadLimits(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	b.insertPlain(t, 2)
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) (r ratelimit.PermitRequest) {
@@ -170,6 +135,6 @@ func TestJobsInFlightOfBadLimits(t *testing.T) {
 		return r
 	}})
 	start(t, b.client(t, b.config(func(context.Context, *river.Job[callArgs]) error { return nil }, m)))
-	b.eventually(t, 1, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+	b.eventually(t, 1, completed)
 	b.eventually(t, 1, `SELECT count(*) FROM river_job WHERE state = 'cancelled'`)
 }

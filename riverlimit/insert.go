@@ -36,10 +36,10 @@ type Inserter struct {
 	// *catalog.Catalog. Nil takes requests as they are.
 	Catalog ratelimit.Catalog
 
-	// InFlight is that of the Middleware, and asked with jobs that have no ID yet. Behind jobs of their
-	// key that wait in line for permits, and behind as many as there are permits in one call, jobs are
-	// parked at once, and no worker fetches them in vain. It is not for jobs that are scheduled for
-	// later. The default is none: jobs are parked when they are fetched.
+	// InFlight is that of the Middleware, and is called with jobs that have no ID yet. If jobs of the key
+	// wait in line, or those before it in the call need all permits, a job is parked at once, so no worker
+	// fetches it in vain. Jobs that are scheduled for later are not. The default is none: jobs are parked
+	// when they are fetched.
 	InFlight func(job *rivertype.JobRow) ratelimit.PermitRequest
 
 	// MaxParked is how many jobs may wait in a line. A call that would make one longer is refused: it is a
@@ -47,9 +47,8 @@ type Inserter struct {
 	// too many. The default is any number.
 	MaxParked int
 
-	// Jitter spreads jobs that must wait: each is scheduled for a random
-	// instant, up to this much after the one at which its capacity is there. A
-	// job that need not wait is not delayed. The default is none.
+	// Jitter spreads jobs that must wait: each is scheduled up to this much after the instant at which
+	// its capacity is there. The default is none.
 	Jitter time.Duration
 }
 
@@ -59,46 +58,40 @@ type Inserted struct {
 	*rivertype.JobInsertResult
 
 	// Reservation is the result of the reservation. It was given back already if River skipped
-	// the job as a duplicate. The store's Cancel gives its receipt back when the job is
-	// cancelled or deleted before it has run; the receipt is in the job's metadata, too: see
-	// [SettleTx] and [CancelTx].
+	// the job as a duplicate. Its receipt is in the job's metadata, too: see [SettleTx] and
+	// [CancelTx].
 	Reservation ratelimit.Result
+}
+
+// shown is what logs and JSON have of an Inserted.
+type shown struct {
+	JobID       int64            `json:"job_id"`
+	ScheduledAt time.Time        `json:"scheduled_at"`
+	Reservation ratelimit.Result `json:"reservation"`
+}
+
+func (i Inserted) shown() shown {
+	if i.JobInsertResult == nil || i.Job == nil {
+		return shown{Reservation: i.Reservation}
+	}
+	return shown{i.Job.ID, i.Job.ScheduledAt, i.Reservation}
 }
 
 // String returns the job and its reservation in a line, without the keys.
 func (i Inserted) String() string {
-	return fmt.Sprintf("job %d, scheduled at %s: %v", i.id(), i.scheduledAt().Format(time.RFC3339Nano), i.Reservation)
+	s := i.shown()
+	return fmt.Sprintf("job %d, scheduled at %s: %v", s.JobID, s.ScheduledAt.Format(time.RFC3339Nano), s.Reservation)
 }
 
 // LogValue returns the job and its reservation as a group, without the keys.
 func (i Inserted) LogValue() slog.Value {
-	return slog.GroupValue(slog.Int64("job_id", i.id()), slog.Time("scheduled_at", i.scheduledAt()), slog.Any("reservation", i.Reservation))
+	s := i.shown()
+	return slog.GroupValue(slog.Int64("job_id", s.JobID), slog.Time("scheduled_at", s.ScheduledAt), slog.Any("reservation", s.Reservation))
 }
 
 // MarshalJSON returns the job and its reservation as a JSON object, without the keys: the
 // job's metadata, which has the receipts, is not in it.
-func (i Inserted) MarshalJSON() ([]byte, error) {
-	return json.Marshal(struct {
-		JobID       int64            `json:"job_id"`
-		ScheduledAt time.Time        `json:"scheduled_at"`
-		Reservation ratelimit.Result `json:"reservation"`
-	}{i.id(), i.scheduledAt(), i.Reservation})
-}
-
-// id is the job's; 0 if there is none.
-func (i Inserted) id() int64 {
-	if i.JobInsertResult == nil || i.Job == nil {
-		return 0
-	}
-	return i.Job.ID
-}
-
-func (i Inserted) scheduledAt() time.Time {
-	if i.JobInsertResult == nil || i.Job == nil {
-		return time.Time{}
-	}
-	return i.Job.ScheduledAt
-}
+func (i Inserted) MarshalJSON() ([]byte, error) { return json.Marshal(i.shown()) }
 
 // InsertManyParams is a job for [Inserter.InsertManyTx].
 type InsertManyParams struct {
@@ -108,22 +101,19 @@ type InsertManyParams struct {
 }
 
 // InsertTx reserves the count of each request from its limit and inserts the job, scheduled for
-// the instant at which the reservation is due, all inside tx: if tx rolls back there is neither
-// job nor debt. A later ScheduledAt of opts or args stays; the capacity is taken as from now
-// all the same.
+// the instant at which the reservation is due, all inside tx. A later ScheduledAt of opts or args
+// stays; the capacity is taken as from now all the same. A job that River skips as a duplicate
+// costs nothing.
 //
-// A refusal, which only limits with a MaxReserved make, is an error: [ratelimit.ErrRefused], as
-// a *[ratelimit.RefusedError] with the result. Then, and on every other error, nothing was
-// inserted and nothing is reserved. After errors that are PostgreSQL's, among them 40001 and
-// 40P01, tx has failed, as always; after others it remains usable. A job that River skips as a
-// duplicate costs nothing.
+// A refusal, which only limits with a MaxReserved make, is a *[ratelimit.RefusedError]. After any
+// error nothing is inserted or reserved. After an error of PostgreSQL's, such as 40001 and 40P01,
+// tx has failed; after others it remains usable.
 //
 // The limits' rows stay locked until tx ends: insert late, or commit soon. River promotes
 // scheduled jobs every 5 seconds, so a job may start that much late, but never early.
 //
-// River does not report that it cancels or deletes a job, so the reservation of a job that
-// never runs stays until it is given back: see "Jobs that never run" in the package's
-// documentation.
+// The reservation of a job that is cancelled or deleted before it runs stays until it is given
+// back: see "Jobs that never run" in the package's documentation.
 func (in Inserter) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *river.InsertOpts, requests ...ratelimit.Request) (*Inserted, error) {
 	inserted, err := in.InsertManyTx(ctx, tx, []InsertManyParams{{args, opts, requests}})
 	if err != nil {
@@ -132,17 +122,14 @@ func (in Inserter) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, 
 	return inserted[0], nil
 }
 
-// InsertManyTx is [Inserter.InsertTx] for many jobs, each as if it had a reservation of
-// its own: all of them or, on an error, none. Of jobs with the same limits, those
-// that are given first are due first. Jobs that take from the same limits and keys share
-// one reservation, if each takes from one limit, or else if they are next to each other,
-// so 500 of them cost no more round trips than one does. If they are more than a limit can
-// ever grant at once, there is one reservation for as many as it can; those of a sliding
-// window are due together, when a slot begins that has room for them.
+// InsertManyTx is [Inserter.InsertTx] for many jobs, each as if it had a reservation of its own:
+// all of them or, on an error, none. Of jobs with the same limits, the first are due first. Jobs
+// that take from the same limits and keys share reservations, if each takes from one limit or they
+// are next to each other, so 500 of them cost no more round trips than one. A shared reservation
+// of a sliding window is due when a slot begins that has room for all its jobs.
 //
-// The limits' rows are locked in one order, independent of that of the jobs, so two such calls
-// never deadlock (40P01). Several calls in one transaction can, if another transaction makes
-// them in another order: put all jobs into one.
+// Two such calls never deadlock (40P01), whatever the order of their jobs. Several calls in one
+// transaction can, if another transaction makes them in another order: put all jobs into one.
 func (in Inserter) InsertManyTx(ctx context.Context, tx pgx.Tx, params []InsertManyParams) ([]*Inserted, error) {
 	if err := in.usable(); err != nil {
 		return nil, err
@@ -156,21 +143,19 @@ func (in Inserter) InsertManyTx(ctx context.Context, tx pgx.Tx, params []InsertM
 		return nil, err
 	}
 	all := reservations{in: in, params: params, jobs: make([]ratelimit.Result, len(params))}
-	results, err := all.insert(ctx, tx, order)
-	if err != nil {
-		in.giveBack(ctx, tx, all.wholes...)
+	if err = all.reserve(ctx, tx, order); err != nil {
+		in.giveBack(ctx, tx, all.wholes)
 		return nil, err
 	}
-	inserted := make([]*Inserted, len(results))
-	for i, r := range results {
-		inserted[i] = &Inserted{r, all.jobs[i]}
-		if r.UniqueSkippedAsDuplicate {
+	inserted, err := all.insert(ctx, tx)
+	for i, job := range inserted {
+		if job.UniqueSkippedAsDuplicate {
 			if _, err := in.Store.CancelTx(ctx, tx, all.jobs[i].Receipt); err != nil {
 				return nil, err
 			}
 		}
 	}
-	return inserted, nil
+	return inserted, err
 }
 
 // reservations are those for many jobs.
@@ -179,25 +164,45 @@ type reservations struct {
 	params []InsertManyParams
 	jobs   []ratelimit.Result // of each job
 	wholes []ratelimit.Result // of which those are parts
+	one    bool               // a reservation of all jobs, whose receipt none of them has
 }
 
-// insert reserves for the jobs in an order, and inserts them in their own.
-func (r *reservations) insert(ctx context.Context, tx pgx.Tx, order []int) ([]*rivertype.JobInsertResult, error) {
+// reserve reserves for the jobs in an order.
+func (r *reservations) reserve(ctx context.Context, tx pgx.Tx, order []int) error {
 	for rest := order; len(rest) > 0; {
 		n := r.alike(rest)
 		if err := r.together(ctx, tx, rest[:n]); err != nil {
-			return nil, err
+			return err
 		}
 		rest = rest[n:]
 	}
+	return nil
+}
+
+// insert inserts the jobs; on an error it gives the reservations back.
+func (r *reservations) insert(ctx context.Context, tx pgx.Tx) (inserted []*Inserted, err error) {
 	jobs := make([]river.InsertManyParams, len(r.params))
 	for i, p := range r.params {
-		var err error
-		if jobs[i], err = r.in.job(p.Args, p.InsertOpts, p.Requests, r.jobs[i], r.jobs[i].Receipt); err != nil {
-			return nil, err
+		receipt := r.jobs[i].Receipt
+		if r.one {
+			receipt = nil
+		}
+		if jobs[i], err = r.in.job(p, r.jobs[i], receipt); err != nil {
+			break
 		}
 	}
-	return r.in.insert(ctx, tx, jobs)
+	var results []*rivertype.JobInsertResult
+	if err == nil {
+		results, err = r.in.insert(ctx, tx, jobs)
+	}
+	if err != nil {
+		r.in.giveBack(ctx, tx, r.wholes)
+		return nil, err
+	}
+	for i, result := range results {
+		inserted = append(inserted, &Inserted{result, r.jobs[i]})
+	}
+	return inserted, nil
 }
 
 // alike is how many jobs, from the first on, take from its limits and keys in its modes.
@@ -277,10 +282,8 @@ func (r *reservations) sum(jobs []int) (sum []ratelimit.Request, counts [][]floa
 	return sum, counts
 }
 
-// inOrder returns the order in which to reserve for jobs, by their places in
-// params: that in which a call for several limits locks their rows. If there are
-// jobs with several limits no order of jobs is one of rows, so it locks all rows
-// first, which leaves the jobs in their own order.
+// inOrder returns the order in which to reserve for jobs: that in which a call for several limits locks
+// their rows. If there are jobs with several limits, it locks all rows and returns the jobs' own order.
 func (in Inserter) inOrder(ctx context.Context, tx pgx.Tx, params []InsertManyParams) (order []int, err error) {
 	var rows []ratelimit.Request
 	several := false
@@ -322,10 +325,9 @@ func compareRows(a, b ratelimit.Request) int {
 		cmp.Compare(ratelimit.NameOf(a.Limit), ratelimit.NameOf(b.Limit)), cmp.Compare(a.Key, b.Key))
 }
 
-// InsertBatchTx is [Inserter.InsertTx] for many jobs with one reservation for
-// all of them: for jobs that are one unit of work, and due together. The
-// reservation is given back if River skips all of them as duplicates. No job has the
-// receipt, since it is of all: settle that of the Reservation.
+// InsertBatchTx is [Inserter.InsertTx] for jobs that are one unit of work, with one reservation for
+// all of them. It is given back if River skips all of them as duplicates. No job has the receipt:
+// settle that of the Reservation.
 func (in Inserter) InsertBatchTx(ctx context.Context, tx pgx.Tx, params []river.InsertManyParams, requests ...ratelimit.Request) ([]*Inserted, error) {
 	if err := in.usable(); err != nil {
 		return nil, err
@@ -335,26 +337,12 @@ func (in Inserter) InsertBatchTx(ctx context.Context, tx pgx.Tx, params []river.
 	if err != nil {
 		return nil, err
 	}
-	jobs := make([]river.InsertManyParams, len(params))
-	for i, p := range params {
-		if jobs[i], err = in.job(p.Args, p.InsertOpts, requests, reserved, nil); err != nil {
-			in.giveBack(ctx, tx, reserved)
-			return nil, err
-		}
+	all := reservations{in: in, wholes: []ratelimit.Result{reserved}, jobs: slices.Repeat([]ratelimit.Result{reserved}, len(params)), one: true}
+	for _, p := range params {
+		all.params = append(all.params, InsertManyParams{p.Args, p.InsertOpts, requests})
 	}
-	results, err := in.insert(ctx, tx, jobs)
-	if err != nil {
-		in.giveBack(ctx, tx, reserved)
-		return nil, err
-	}
-	inserted, skipped := make([]*Inserted, len(results)), 0
-	for i, r := range results {
-		inserted[i] = &Inserted{r, reserved}
-		if r.UniqueSkippedAsDuplicate {
-			skipped++
-		}
-	}
-	if skipped == len(results) {
+	inserted, err := all.insert(ctx, tx)
+	if err == nil && !slices.ContainsFunc(inserted, func(i *Inserted) bool { return !i.UniqueSkippedAsDuplicate }) {
 		_, err = in.Store.CancelTx(ctx, tx, reserved.Receipt)
 	}
 	return inserted, err
@@ -389,7 +377,7 @@ const giveBackTimeout = 5 * time.Second
 
 // giveBack undoes reservations for jobs that were not inserted. It fails when
 // tx has failed, and then there is nothing to undo.
-func (in Inserter) giveBack(ctx context.Context, tx pgx.Tx, reservations ...ratelimit.Result) {
+func (in Inserter) giveBack(ctx context.Context, tx pgx.Tx, reservations []ratelimit.Result) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
 	defer cancel()
 	for _, r := range reservations {
@@ -401,18 +389,13 @@ func (in Inserter) giveBack(ctx context.Context, tx pgx.Tx, reservations ...rate
 
 // job returns the job for River to insert. The receipt, nil for none, is for the job's worker
 // to settle.
-func (in Inserter) job(args river.JobArgs, opts *river.InsertOpts, requests []ratelimit.Request, reserved ratelimit.Result, receipt *ratelimit.Receipt) (river.InsertManyParams, error) {
+func (in Inserter) job(p InsertManyParams, reserved ratelimit.Result, receipt *ratelimit.Receipt) (river.InsertManyParams, error) {
 	if reserved.At.IsZero() { // not limited
-		return river.InsertManyParams{Args: args, InsertOpts: opts}, nil
+		return river.InsertManyParams{Args: p.Args, InsertOpts: p.InsertOpts}, nil
 	}
-	n := note{Attempt: 1}.with(requests, reserved, in.Jitter).keep(receipt)
-	var scheduled river.InsertOpts
-	if opts != nil {
-		scheduled = *opts
-	}
-	if argsOpts, ok := args.(river.JobArgsWithInsertOpts); ok && scheduled.ScheduledAt.IsZero() {
-		scheduled.ScheduledAt = argsOpts.InsertOpts().ScheduledAt
-	}
+	n := note{Attempt: 1}.with(p.Requests, reserved, in.Jitter).keep(receipt)
+	scheduled := optsOf(p.InsertOpts)
+	scheduled.ScheduledAt = cmp.Or(scheduled.ScheduledAt, ownOpts(p.Args).ScheduledAt)
 	// A job that is due is not scheduled: that would have it wait for River's
 	// next promotion.
 	if n.At.After(reserved.At) && n.At.After(scheduled.ScheduledAt) {
@@ -420,5 +403,5 @@ func (in Inserter) job(args river.JobArgs, opts *river.InsertOpts, requests []ra
 	}
 	var err error
 	scheduled.Metadata, err = n.addTo(scheduled.Metadata)
-	return river.InsertManyParams{Args: args, InsertOpts: &scheduled}, err
+	return river.InsertManyParams{Args: p.Args, InsertOpts: &scheduled}, err
 }

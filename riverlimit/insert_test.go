@@ -35,7 +35,6 @@ const (
 )
 
 func TestInsertTx(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	in := b.inserter(t)
 	for i, wantWait := range []time.Duration{0, 0, time.Hour, 2 * time.Hour} {
@@ -72,26 +71,15 @@ func TestInsertTx(t *testing.T) {
 }
 
 func TestInsertTxRollback(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	in := b.inserter(t)
-	tx, err := b.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tx := b.begin(t)
 	for i := range 5 {
-		if _, err := in.InsertTx(t.Context(), tx, callArgs{i}, nil, hourly.For("")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(in.InsertTx(t.Context(), tx, callArgs{i}, nil, hourly.For(""))))
 	}
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	jobs, limits := b.count(t, countJobs), b.count(t, countLimits)
-	t.Logf("after the rollback: %d jobs, %d rows of limits", jobs, limits)
-	if jobs != 0 || limits != 0 {
-		t.Error("want none of either")
-	}
+	must(t, tx.Rollback(t.Context()))
+	b.want(t, 0, countJobs)
+	b.want(t, 0, countLimits)
 }
 
 // InsertTx and its like in a transaction that goes on and commits: each fails,
@@ -99,49 +87,34 @@ func TestInsertTxRollback(t *testing.T) {
 func TestInsertFailures(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	three := func(limit ratelimit.Limit) []riverlimit.InsertManyParams {
-		return slices.Repeat([]riverlimit.InsertManyParams{{Args: callArgs{}, Requests: []ratelimit.Request{limit.For("")}}}, 3)
+	type insert func(context.Context, riverlimit.Inserter, pgx.Tx) error
+	many := func(params ...riverlimit.InsertManyParams) insert {
+		return func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx) error {
+			return errOf(in.InsertManyTx(ctx, tx, params))
+		}
 	}
+	batch := func(params ...river.InsertManyParams) insert {
+		return func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx) error {
+			return errOf(in.InsertBatchTx(ctx, tx, params, hourly.For("")))
+		}
+	}
+	with := func(opts river.InsertOpts) riverlimit.InsertManyParams {
+		return riverlimit.InsertManyParams{Args: callArgs{}, InsertOpts: &opts, Requests: []ratelimit.Request{hourly.For("")}}
+	}
+	never, badQueue := numbered(1, bounded.ForN("", 4))[0], with(river.InsertOpts{Queue: "no such name!"})
 	for _, test := range []struct {
 		name   string
-		insert func(context.Context, riverlimit.Inserter, pgx.Tx) error
+		insert insert
 		want   error // by errors.Is, if it is one of ours
 	}{
-		{"refused, the fourth of many", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx) error {
-			_, err := in.InsertManyTx(ctx, tx, append(three(bounded), three(bounded)...))
-			return err
-		}, ratelimit.ErrRefused},
-		{"never", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx) error {
-			_, err := in.InsertTx(ctx, tx, callArgs{}, nil, bounded.ForN("", 4))
-			return err
-		}, ratelimit.ErrExceedsCapacity},
-		{"never, the last of many", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx) error {
-			last := riverlimit.InsertManyParams{Args: callArgs{}, Requests: []ratelimit.Request{bounded.ForN("", 4)}}
-			_, err := in.InsertManyTx(ctx, tx, append(three(hourly), last))
-			return err
-		}, ratelimit.ErrExceedsCapacity},
-		{"River does not like the queue", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx) error {
-			_, err := in.InsertTx(ctx, tx, callArgs{}, &river.InsertOpts{Queue: "no such name!"}, hourly.For(""))
-			return err
-		}, nil},
-		{"River does not like one queue of many", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx) error {
-			params := three(hourly)
-			params[2].InsertOpts = &river.InsertOpts{Queue: "no such name!"}
-			_, err := in.InsertManyTx(ctx, tx, params)
-			return err
-		}, nil},
-		{"metadata is not an object", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx) error {
-			_, err := in.InsertTx(ctx, tx, callArgs{}, &river.InsertOpts{Metadata: []byte("[1]")}, hourly.For(""))
-			return err
-		}, nil},
-		{"batch: metadata is not an object", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx) error {
-			_, err := in.InsertBatchTx(ctx, tx, []river.InsertManyParams{{Args: callArgs{}, InsertOpts: &river.InsertOpts{Metadata: []byte("1")}}}, hourly.For(""))
-			return err
-		}, nil},
-		{"batch: nothing to insert", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx) error {
-			_, err := in.InsertBatchTx(ctx, tx, nil, hourly.For(""))
-			return err
-		}, nil},
+		{"refused, the fourth of many", many(numbered(6, bounded.For(""))...), ratelimit.ErrRefused},
+		{"never", many(never), ratelimit.ErrExceedsCapacity},
+		{"never, the last of many", many(append(numbered(3, hourly.For("")), never)...), ratelimit.ErrExceedsCapacity},
+		{"River does not like the queue", many(badQueue), nil},
+		{"River does not like one queue of many", many(append(numbered(2, hourly.For("")), badQueue)...), nil},
+		{"metadata is not an object", many(with(river.InsertOpts{Metadata: []byte("[1]")})), nil},
+		{"batch: metadata is not an object", batch(river.InsertManyParams{Args: callArgs{}, InsertOpts: &river.InsertOpts{Metadata: []byte("1")}}), nil},
+		{"batch: nothing to insert", batch(), nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			b := newBench(t)
@@ -154,41 +127,18 @@ func TestInsertFailures(t *testing.T) {
 				if test.want != nil && !errors.Is(err, test.want) {
 					t.Errorf("got %v, want %v", err, test.want)
 				}
+				if refused, ok := errors.AsType[*ratelimit.RefusedError](err); ok && (refused.Result.RetryAfter-3*time.Hour).Abs() > time.Minute {
+					t.Errorf("got %v, want a refusal with an hour to wait for each of three", err)
+				}
 				return nil
 			})
-			if got := b.count(t, countJobs); got != 0 {
-				t.Errorf("%d jobs", got)
-			}
-			if got := b.count(t, `SELECT count(*) FROM rate_limits WHERE value < 2`); got != 0 {
-				t.Errorf("%d limits that are not full", got)
-			}
+			b.want(t, 0, countJobs)
+			b.want(t, 0, `SELECT count(*) FROM rate_limits WHERE value < 2`)
 		})
 	}
 }
 
-// The typed error of a refusal says when to come back.
-func TestInsertRefused(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	in := b.inserter(t)
-	b.inTx(t, func(tx pgx.Tx) error {
-		if _, err := in.InsertTx(t.Context(), tx, callArgs{}, nil, bounded.ForN("", 3)); err != nil {
-			return err
-		}
-		_, err := in.InsertTx(t.Context(), tx, callArgs{}, nil, bounded.For(""))
-		var refused *ratelimit.RefusedError
-		if !errors.As(err, &refused) || (refused.Result.RetryAfter-time.Hour).Abs() > time.Minute {
-			t.Errorf("got %v, want a refusal with an hour to wait", err)
-		}
-		return nil
-	})
-	if jobs, value := b.count(t, countJobs), b.value(t, "bounded"); jobs != 1 || value > -0.99 {
-		t.Errorf("%d jobs and %v tokens, want the first job and its debt", jobs, value)
-	}
-}
-
 func TestInsertDuplicates(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	in := b.inserter(t)
 	unique := &river.InsertOpts{UniqueOpts: river.UniqueOpts{ByArgs: true}}
@@ -221,7 +171,6 @@ func TestInsertDuplicates(t *testing.T) {
 }
 
 func TestInsertBatchTx(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	in := b.inserter(t)
 	b.inTx(t, func(tx pgx.Tx) error {
@@ -245,7 +194,6 @@ func TestInsertBatchTx(t *testing.T) {
 
 // What the caller asked of River stays.
 func TestInsertOpts(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	in := b.inserter(t)
 	tomorrow := time.Now().Add(24 * time.Hour).Truncate(time.Microsecond)
@@ -276,7 +224,6 @@ func TestInsertOpts(t *testing.T) {
 }
 
 func TestInsertJitter(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	in := b.inserter(t)
 	in.Jitter = 10 * time.Minute
@@ -307,15 +254,6 @@ func TestInsertJitter(t *testing.T) {
 	if len(different) < 2 {
 		t.Error("all shifted alike")
 	}
-}
-
-// paramsOf is numbered jobs with these requests.
-func paramsOf(jobs [][]ratelimit.Request) []riverlimit.InsertManyParams {
-	params := make([]riverlimit.InsertManyParams, len(jobs))
-	for i, requests := range jobs {
-		params[i] = riverlimit.InsertManyParams{Args: callArgs{i}, Requests: requests}
-	}
-	return params
 }
 
 // Transactions that insert jobs with the same limits in opposite orders wait for
@@ -403,62 +341,7 @@ func TestInsertManyOrder(t *testing.T) {
 	}
 }
 
-// What was reserved for a job that is cancelled before it runs stays, until it is
-// given back.
-func TestInsertCancelled(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	for _, test := range []struct {
-		name     string
-		giveBack func(context.Context, riverlimit.Inserter, pgx.Tx, *riverlimit.Inserted) error
-		want     time.Duration // until the next job is due
-	}{
-		{"kept", func(context.Context, riverlimit.Inserter, pgx.Tx, *riverlimit.Inserted) error {
-			return nil
-		}, 9 * time.Hour},
-		{"cancelled", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx, job *riverlimit.Inserted) error {
-			_, err := in.Store.CancelTx(ctx, tx, job.Reservation.Receipt)
-			return err
-		}, 0},
-		{"credited", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx, _ *riverlimit.Inserted) error {
-			_, err := in.Store.CreditTx(ctx, tx, hourly.For(""))
-			return err
-		}, 0},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			b := newBench(t)
-			in := b.inserter(t)
-			var jobs []*riverlimit.Inserted
-			b.inTx(t, func(tx pgx.Tx) (err error) {
-				params := slices.Repeat([]riverlimit.InsertManyParams{{Args: callArgs{}, Requests: []ratelimit.Request{hourly.For("")}}}, 10)
-				jobs, err = in.InsertManyTx(t.Context(), tx, params)
-				return err
-			})
-			b.inTx(t, func(tx pgx.Tx) error {
-				for _, job := range jobs {
-					row, err := in.Client.JobCancelTx(t.Context(), tx, job.Job.ID)
-					if err != nil || row.State != rivertype.JobStateCancelled {
-						t.Errorf("got %v, %v, want a job that is cancelled", row, err)
-					}
-					if err := test.giveBack(t.Context(), in, tx, job); err != nil {
-						t.Error(err)
-					}
-				}
-				return nil
-			})
-			b.inTx(t, func(tx pgx.Tx) error {
-				next, err := in.InsertTx(t.Context(), tx, callArgs{}, nil, hourly.For(""))
-				if err == nil && (next.Reservation.RetryAfter-test.want).Abs() > time.Minute {
-					t.Errorf("the next job is due in %v, want %v", next.Reservation.RetryAfter, test.want)
-				}
-				return err
-			})
-		})
-	}
-}
-
 func TestInserterInvalid(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	whole := b.inserter(t)
 	for _, test := range []struct {

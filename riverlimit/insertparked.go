@@ -1,9 +1,11 @@
 package riverlimit
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -49,7 +51,10 @@ func (in Inserter) insert(ctx context.Context, tx pgx.Tx, jobs []river.InsertMan
 	for i, p := range places {
 		skipped = skipped || results[i].UniqueSkippedAsDuplicate
 		if p != nil && !results[i].UniqueSkippedAsDuplicate {
-			p.priority, p.created, p.job = results[i].Job.Priority, results[i].Job.CreatedAt, results[i].Job.ID
+			p.priority, p.job = results[i].Job.Priority, results[i].Job.ID
+			if p.place != nil {
+				p.place = &results[i].Job.CreatedAt
+			}
 			put = append(put, p)
 		}
 	}
@@ -72,7 +77,7 @@ func (in Inserter) wakeBehind(ctx context.Context, tx pgx.Tx, put []*parking, li
 			calls = append(calls, &call{line: p.line, limit: l.Limit, lease: l.LeaseOrDefault()})
 		}
 	}
-	return wake(ctx, tx, wakeStatement(in.Store, in.Client.Schema()), calls)
+	return wake(ctx, tx, in.Store, calls)
 }
 
 // parkings returns the places of jobs in lines, nil for a job that may start, and the lines. It schedules the jobs that have
@@ -119,7 +124,10 @@ func (in Inserter) parkings(ctx context.Context, tx pgx.Tx, jobs []river.InsertM
 			return nil, nil, &LineFullError{Limit: part.Limit.Name, Most: in.MaxParked}
 		}
 		id := idOf(in.Client, part.Limit.Name, part.Key)
-		places[i] = &parking{line: id, further: id != idOf(in.Client, a.Limit.Name, a.Key), weight: part.N}
+		places[i] = &parking{line: id, weight: part.N}
+		if id == idOf(in.Client, a.Limit.Name, a.Key) {
+			places[i].place = new(time.Time) // the job's, once it is inserted
+		}
 		var err error
 		if jobs[i].InsertOpts, err = parkedOpts(jobs[i].InsertOpts, time.Now().Add(wait)); err != nil {
 			return nil, nil, err
@@ -170,22 +178,13 @@ func (in Inserter) readLines(ctx context.Context, tx pgx.Tx, lines map[lineID]*n
 	if len(lines) == 0 {
 		return nil
 	}
-	var ids []lineID
-	var names, keys []string
-	for id := range lines {
-		ids, names, keys = append(ids, id), append(names, id.name), append(keys, id.key)
+	ids := slices.Collect(maps.Keys(lines))
+	rows, _ := tx.Query(ctx, strings.ReplaceAll(linesSQL, "PARKED", parked.In(in.Store.Schema())), in.Client.Schema(),
+		column(ids, func(id lineID) string { return id.name }), column(ids, func(id lineID) string { return id.key }), in.MaxParked+1)
+	jobs, err := pgx.CollectRows(rows, pgx.RowTo[int])
+	for i, n := range jobs {
+		lines[ids[i]].jobs = n
 	}
-	rows, err := tx.Query(ctx, strings.ReplaceAll(linesSQL, "PARKED", parked.In(in.Store.Schema())),
-		in.Client.Schema(), names, keys, in.MaxParked+1)
-	if err != nil {
-		return parkedFault("read the lines of jobs", err)
-	}
-	i, jobs := 0, 0
-	_, err = pgx.ForEachRow(rows, []any{&jobs}, func() error {
-		lines[ids[i]].jobs = jobs
-		i++
-		return nil
-	})
 	return parkedFault("read the lines of jobs", err)
 }
 
@@ -198,43 +197,39 @@ func rowOf(p *river.InsertManyParams) (*rivertype.JobRow, error) {
 	if err != nil {
 		return nil, fmt.Errorf("riverlimit: the job's arguments: %w", err)
 	}
-	var own, given river.InsertOpts
-	if with, ok := p.Args.(river.JobArgsWithInsertOpts); ok {
-		own = with.InsertOpts()
-	}
-	if p.InsertOpts != nil {
-		given = *p.InsertOpts
-	}
+	given, own := optsOf(p.InsertOpts), ownOpts(p.Args)
 	row := &rivertype.JobRow{
 		Kind: p.Args.Kind(), EncodedArgs: args, Metadata: given.Metadata, Tags: given.Tags, State: rivertype.JobStateAvailable,
-		Queue: river.QueueDefault, Priority: river.PriorityDefault, MaxAttempts: river.MaxAttemptsDefault,
+		Queue:       cmp.Or(given.Queue, own.Queue, river.QueueDefault),
+		Priority:    cmp.Or(given.Priority, own.Priority, river.PriorityDefault),
+		MaxAttempts: cmp.Or(given.MaxAttempts, own.MaxAttempts, river.MaxAttemptsDefault),
+		ScheduledAt: cmp.Or(given.ScheduledAt, own.ScheduledAt),
 	}
-	for _, o := range []river.InsertOpts{own, given} {
-		if o.Queue != "" {
-			row.Queue = o.Queue
-		}
-		if o.Priority != 0 {
-			row.Priority = o.Priority
-		}
-		if o.MaxAttempts != 0 {
-			row.MaxAttempts = o.MaxAttempts
-		}
-		if !o.ScheduledAt.IsZero() {
-			row.ScheduledAt = o.ScheduledAt
-		}
-		if len(row.Tags) == 0 {
-			row.Tags = o.Tags
-		}
+	if len(row.Tags) == 0 {
+		row.Tags = own.Tags
 	}
 	return row, nil
 }
 
-// parkedOpts returns the options of a job that is parked until an instant.
-func parkedOpts(opts *river.InsertOpts, until time.Time) (*river.InsertOpts, error) {
-	var o river.InsertOpts
+// optsOf returns a copy of options, which may be nil.
+func optsOf(opts *river.InsertOpts) (o river.InsertOpts) {
 	if opts != nil {
 		o = *opts
 	}
+	return o
+}
+
+// ownOpts returns the options that a job's arguments have.
+func ownOpts(args river.JobArgs) (o river.InsertOpts) {
+	if with, ok := args.(river.JobArgsWithInsertOpts); ok {
+		o = with.InsertOpts()
+	}
+	return o
+}
+
+// parkedOpts returns the options of a job that is parked until an instant.
+func parkedOpts(opts *river.InsertOpts, until time.Time) (*river.InsertOpts, error) {
+	o := optsOf(opts)
 	o.ScheduledAt = until
 	n, _ := storedNote(&rivertype.JobRow{Metadata: o.Metadata}) // that of its reservation, if there is one
 	n.Attempt, n.Parked = 1, true

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
@@ -49,14 +48,10 @@ func TestKillWorkerProcess(t *testing.T) {
 		return
 	}
 	config, err := pgxpool.ParseConfig(os.Getenv(killURL))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	config.MaxConns = 20
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	limits := riverlimit.MiddlewareConfig{Limits: each(killLimit), HardStart: true, MaxWait: killRescue / 4}
 	if os.Getenv(killParked) != "" {
 		limits = riverlimit.MiddlewareConfig{InFlight: killInFlight}
@@ -87,12 +82,8 @@ func TestKillWorkerProcess(t *testing.T) {
 		Schema:               schema,
 		Workers:              workers,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := client.Start(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, client.Start(context.Background()))
 	_, _ = os.Stdin.Read(make([]byte, 1)) // the end of the test that started us
 }
 
@@ -105,9 +96,7 @@ func (b *bench) workerProcess(t *testing.T, env ...string) *exec.Cmd {
 	if _, err := cmd.StdinPipe(); err != nil { // held open as long as we live
 		t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	t.Cleanup(func() { kill(cmd) })
 	return cmd
 }
@@ -120,73 +109,44 @@ func kill(cmd *exec.Cmd) {
 	}
 }
 
-// A worker process is killed with jobs in all stages: running, waiting in the
-// worker, snoozed and not yet fetched. Another takes over.
-func TestKill(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	b := newBench(t)
-	b.inTx(t, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), fmt.Sprintf("CREATE TABLE %s.starts (job bigint, at timestamptz, pid int)", b.Schema))
-		return err
-	})
-	// Half of them have reservations from the start, half get theirs when they
-	// are worked.
-	params := make([]riverlimit.InsertManyParams, killJobs)
-	for i := range params {
-		params[i].Args = callArgs{i}
-		if i%2 == 0 {
-			params[i].Requests = []ratelimit.Request{killLimit.For("")}
-		}
-	}
-	in := b.inserter(t)
-	b.inTx(t, func(tx pgx.Tx) error {
-		_, err := in.InsertManyTx(t.Context(), tx, params)
-		return err
-	})
-
+// killed has processes work until jobs have started so many times, kills them, and has another one work until
+// all are completed. It returns the starts, how many jobs the dead processes worked on, and for how long at most
+// the machine stood still.
+func (b *bench) killed(t *testing.T, processes, starts, jobs int, env ...string) (at []time.Time, stuck int, stall time.Duration) {
+	t.Helper()
 	stalled := measureStalls()
-	victim := b.workerProcess(t)
-	for end := time.Now().Add(patience); b.count(t, `SELECT count(*) FROM starts`) < killJobs/4; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the first process does not work")
-		}
+	b.exec(t, "CREATE TABLE starts (job int8, at timestamptz, pid int4)")
+	var victims []*exec.Cmd
+	for range processes {
+		victims = append(victims, b.workerProcess(t, env...))
 	}
-	kill(victim)
-	left := b.count(t, `SELECT count(*) FROM river_job WHERE state <> 'completed'`)
-	stuck := b.count(t, `SELECT count(*) FROM river_job WHERE state = 'running'`)
-	killed := b.count(t, `SELECT count(*) FROM starts`)
-	if stuck == 0 {
-		t.Error("the kill hit no running job")
+	b.eventually(t, 1, fmt.Sprintf(`SELECT (count(*) >= %d)::int FROM starts`, starts))
+	for _, v := range victims {
+		kill(v)
 	}
-	// What the victim was at is stuck after two seconds, and its successor looks
-	// for that when it becomes the leader. The lease of the dead one has 15
-	// seconds to go: this is both of them running out.
-	b.inTx(t, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), fmt.Sprintf(`UPDATE %[1]s.river_job SET attempted_at = attempted_at - interval '2.5 s' WHERE state = 'running';
-			DELETE FROM %[1]s.river_leader`, b.Schema))
-		return err
-	})
-
-	b.workerProcess(t)
-	b.eventually(t, killJobs, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
-	if got := b.count(t, `SELECT count(DISTINCT job) FROM starts`); got != killJobs {
-		t.Errorf("%d jobs ran, want all %d", got, killJobs)
+	stuck = b.count(t, running)
+	if stuck == 0 || len(env) > 0 && b.count(t, parkedRows) == 0 {
+		t.Errorf("the kill hit %d running jobs", stuck)
 	}
-	b.checkStarts(t, left, stuck, killed, time.Second-stalled())
+	// What the victims were at is stuck after two seconds, and their successor looks for that when it becomes
+	// the leader. The lease of the dead one has 15 seconds to go: this is both of them running out.
+	b.exec(t, "UPDATE river_job SET attempted_at = attempted_at - interval '2.5 s' WHERE state = 'running'; DELETE FROM river_leader")
+	b.workerProcess(t, env...)
+	b.eventually(t, jobs, completed)
+	b.eventually(t, 0, parkedRows)
+	b.want(t, jobs, `SELECT count(DISTINCT job) FROM starts`)
+	b.query(t, `SELECT array_agg(at ORDER BY at) FROM starts`, &at)
+	return at, stuck, stalled()
 }
 
-// checkStarts holds the starts of all processes in any second, which is less for what the
-// machine stood still, against the limit.
-func (b *bench) checkStarts(t *testing.T, left, stuck, killed int, second time.Duration) {
-	t.Helper()
-	var at []time.Time
-	b.query(t, `SELECT array_agg(at ORDER BY at) FROM starts`, &at)
-	most := mostIn(sinceFirst(at), second)
-	t.Logf("%d jobs: killed after %d starts, with %d jobs left and %d of them in the dead process; "+
-		"in the end %d starts in %d processes, every job at least once; most starts in any %v %d (bound %d)",
-		killJobs, killed, left, stuck, len(at), b.count(t, `SELECT count(DISTINCT pid) FROM starts`), second.Round(time.Millisecond), most, perSecond)
-	if most > perSecond {
+// A worker process is killed with jobs in all stages: running, waiting in the worker, snoozed and not yet
+// fetched. Half of them have reservations from the start. Another process takes over.
+func TestKill(t *testing.T) {
+	pgtest.Long(t)
+	b := newBench(t)
+	b.insert(t, b.inserter(t), append(numbered(killJobs/2, killLimit.For("")), numbered(killJobs/2)...))
+	at, _, stall := b.killed(t, 1, killJobs/4, killJobs)
+	if most := mostIn(sinceFirst(at), time.Second-stall); most > perSecond {
 		t.Errorf("%d starts in a second, want at most %d", most, perSecond)
 	}
 }
@@ -196,48 +156,13 @@ func (b *bench) checkStarts(t *testing.T, left, stuck, killed int, second time.D
 // than the limit at a time.
 func TestKillParked(t *testing.T) {
 	pgtest.Long(t)
-	t.Parallel()
 	b := newBench(t)
-	stalled := measureStalls()
-	b.inTx(t, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), fmt.Sprintf("CREATE TABLE %s.starts (job int8, at timestamptz, pid int4)", b.Schema))
-		return err
-	})
-	const jobs = 40
 	in := b.inserter(t)
 	in.InFlight = killInFlight
-	params := make([]riverlimit.InsertManyParams, jobs)
-	for i := range params {
-		params[i].Args = callArgs{i}
-	}
-	b.inTx(t, func(tx pgx.Tx) error {
-		_, err := in.InsertManyTx(t.Context(), tx, params)
-		return err
-	})
-	var victims []*exec.Cmd
-	for range 3 {
-		victims = append(victims, b.workerProcess(t, killParked+"=yes"))
-	}
-	b.eventually(t, 1, `SELECT (count(*) >= 9)::int FROM starts`)
-	for _, v := range victims {
-		kill(v)
-	}
-	stuck, parked := b.count(t, `SELECT count(*) FROM river_job WHERE state = 'running'`), b.count(t, parkedRows)
-	if stuck == 0 || parked == 0 {
-		t.Errorf("the kill hit %d running jobs, %d are parked", stuck, parked)
-	}
-	b.inTx(t, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), fmt.Sprintf(`UPDATE %[1]s.river_job SET attempted_at = attempted_at - interval '2.5 s' WHERE state = 'running';
-			DELETE FROM %[1]s.river_leader`, b.Schema))
-		return err
-	})
-	b.workerProcess(t, killParked+"=yes")
-	b.eventually(t, jobs, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
-	b.eventually(t, 0, parkedRows)
+	b.insert(t, in, numbered(40))
+	at, stuck, stall := b.killed(t, 3, 9, 40, killParked+"=yes")
 	twice := b.count(t, `SELECT count(*) FROM (SELECT FROM starts GROUP BY job HAVING count(*) > 1) AS t`)
-	var at []time.Time
-	b.query(t, `SELECT array_agg(at ORDER BY at) FROM starts`, &at)
-	least := 200*time.Millisecond - stalled() // that each job takes
+	least := 200*time.Millisecond - stall // that each job takes
 	if most := mostIn(sinceFirst(at), max(least, time.Millisecond)); most > 3 || twice > stuck {
 		t.Errorf("%d jobs at a time, %d ran twice, of %d that were killed", most, twice, stuck)
 	}

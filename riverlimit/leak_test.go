@@ -15,20 +15,12 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	b := newBench(t)
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 1, Period: time.Minute}
 	jobs := riverlimit.Inserter{Client: b.client(t, b.config(nil)), Store: b.store}
-	tx, err := b.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(t.Context())
+	tx := b.begin(t)
 	inserted, err := jobs.InsertTx(t.Context(), tx, callArgs{}, nil, limit.For(leak.Key))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	config := riverlimit.MiddlewareConfig{Limits: func(*rivertype.JobRow) []ratelimit.Request { return []ratelimit.Request{limit.For(leak.Key)} }}
 	middleware, err := riverlimit.NewMiddleware(b.store, &config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	leak.Check(t, ".", map[string]any{
 		"Inserted":         []any{inserted, *inserted, riverlimit.Inserted{}},
 		"Inserter":         jobs,
@@ -42,9 +34,7 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	parks := b.inserter(t)
 	parks.InFlight, parks.MaxParked = oneOfTenant, 1
 	_, full := b.insertTenants(t, parks, leak.Key, leak.Key, leak.Key)
-	if _, err := b.Pool.Exec(t.Context(), "DROP TABLE "+b.Schema+".rate_limit_parked"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(b.Pool.Exec(t.Context(), "DROP TABLE "+b.Schema+".rate_limit_parked")))
 	_, notMigrated := b.insertTenants(t, parks, leak.Key, leak.Key)
 	leak.Errors(t, ".", map[string]leak.Provoked{
 		"ErrNotMigrated": {Is: riverlimit.ErrNotMigrated, Err: notMigrated}, "LineFullError": {Err: full},

@@ -50,7 +50,6 @@ type lines struct {
 
 	mu      sync.Mutex
 	of      map[lineID]*line
-	wakes   map[string]string        // the statement for a schema of River's
 	took    map[string]time.Duration // for how long permits of a limit are held, on average
 	running bool
 	later   time.Time // when to look at the lines of keys of which none is known
@@ -74,7 +73,7 @@ type line struct {
 }
 
 func newLines(store *pgstore.Store, catalog ratelimit.Catalog, logger *slog.Logger) *lines {
-	l := &lines{store: store, catalog: catalog, logger: logger, poke: make(chan struct{}, 1), of: make(map[lineID]*line), wakes: make(map[string]string), took: make(map[string]time.Duration)}
+	l := &lines{store: store, catalog: catalog, logger: logger, poke: make(chan struct{}, 1), of: make(map[lineID]*line), took: make(map[string]time.Duration)}
 	l.parks = batch.New(mostParked, wakeTimeout, l.serve, nil)
 	return l
 }
@@ -185,8 +184,10 @@ func (l *lines) leave(c client, asked *ratelimit.PermitRequest, vain bool) {
 // park parks a job in the line of the part of its request that was refused, by a statement shared with
 // other jobs, and reports whether it is the first there.
 func (l *lines) park(ctx context.Context, c client, job *rivertype.JobRow, asked *ratelimit.PermitRequest, refused *ratelimit.Permit) (first bool, err error) {
-	p := &parking{line: idOf(c, refused.InFlight.Name, refused.Key), priority: job.Priority, created: job.CreatedAt, job: job.ID, weight: refused.N}
-	p.further = p.line != idOf(c, asked.Limit.Name, asked.Key)
+	p := &parking{line: idOf(c, refused.InFlight.Name, refused.Key), priority: job.Priority, job: job.ID, weight: refused.N}
+	if p.line == idOf(c, asked.Limit.Name, asked.Key) {
+		p.place = &job.CreatedAt
+	}
 	if _, err := l.parks.Do(ctx, p); err != nil {
 		return false, err
 	}
@@ -254,8 +255,7 @@ func (l *lines) end(ctx context.Context, c client, job int64, permit *ratelimit.
 	calls[0].ended = append(calls[0].ended, job)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), wakeTimeout)
 	defer cancel()
-	sql := l.wakeStatement(calls[0].line.river)
-	err := l.store.Permits().ReleaseFunc(ctx, *permit, func(tx pgx.Tx) error { return wake(ctx, tx, sql, calls) })
+	err := l.store.Permits().ReleaseFunc(ctx, *permit, func(tx pgx.Tx) error { return wake(ctx, tx, l.store, calls) })
 	if err != nil {
 		l.looks(c, permit)
 		return
@@ -265,18 +265,6 @@ func (l *lines) end(ctx context.Context, c client, job int64, permit *ratelimit.
 	for _, call := range calls {
 		l.answered(c, call)
 	}
-}
-
-// wakeStatement returns the statement for a schema of River's, which is made once.
-func (l *lines) wakeStatement(river string) string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	sql, ok := l.wakes[river]
-	if !ok {
-		sql = wakeStatement(l.store, river)
-		l.wakes[river] = sql
-	}
-	return sql
 }
 
 // calls returns what is asked of the known lines of a permit that is released, and has the others looked at
@@ -424,8 +412,8 @@ func (l *lines) answered(c client, call *call) {
 	if li == nil {
 		return
 	}
-	li.known = call.more || li.parks != call.parks // which it may not have seen
-	if call.woken > 0 {
+	li.known = call.More || li.parks != call.parks // which it may not have seen
+	if call.Woken > 0 {
 		li.moved = time.Now()
 	}
 	wait, pause := call.lease, time.Duration(0)
@@ -433,12 +421,12 @@ func (l *lines) answered(c client, call *call) {
 	case !li.known:
 		l.forget(li)
 		return
-	case call.dead >= fronts:
+	case call.Dead >= fronts:
 		wait = 0
-	case call.room && call.woken == 0: // River has not written their snoozes yet
+	case call.Room && call.Woken == 0: // River has not written their snoozes yet
 		pause = min(max(2*li.pause, lookParked), call.lease)
 		wait = pause
-	case call.room:
+	case call.Room:
 		wait = lookParked
 	}
 	l.lookAt(c, li, time.Now().Add(wait))
@@ -482,12 +470,12 @@ func (l *lines) run(stopped <-chan struct{}) {
 // look looks at the lines that are due at an instant. Unless it is the last time, those under a shared one are
 // left to their turns while jobs stand in that.
 func (l *lines) look(at time.Time, last bool) {
-	for river, calls := range l.due(at, last) {
+	for _, calls := range l.due(at, last) {
 		for len(calls) > 0 {
 			some := calls[:min(len(calls), mostLooked)]
 			calls = calls[len(some):]
 			ctx, cancel := context.WithTimeout(context.Background(), wakeTimeout)
-			err := l.alone(ctx, func(tx pgx.Tx) error { return wake(ctx, tx, l.wakeStatement(river), some) })
+			err := l.alone(ctx, func(tx pgx.Tx) error { return wake(ctx, tx, l.store, some) })
 			cancel()
 			if last && err != nil {
 				return // the program may have closed the pool; a line is looked at by others, and within a lease

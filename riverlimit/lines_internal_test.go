@@ -14,17 +14,17 @@ func TestAnswers(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.InFlight{Name: "answered", Limit: 3, Lease: time.Hour}
 	for name, test := range map[string]struct {
-		answer call
+		answer found
 		parked int // meanwhile
 		known  bool
 		within time.Duration
 	}{
 		"the line is empty":        {},
 		"a job was parked":         {parked: 1, known: true, within: time.Hour},
-		"some were not written":    {answer: call{woken: 1, more: true, room: true}, known: true, within: lookParked},
-		"none was written":         {answer: call{more: true, room: true}, known: true, within: lookParked},
-		"all permits are taken":    {answer: call{woken: 1, more: true}, known: true, within: time.Hour},
-		"the front was taken away": {answer: call{more: true, dead: fronts}, known: true, within: 0},
+		"some were not written":    {answer: found{1, true, true, 0}, known: true, within: lookParked},
+		"none was written":         {answer: found{0, true, true, 0}, known: true, within: lookParked},
+		"all permits are taken":    {answer: found{1, true, false, 0}, known: true, within: time.Hour},
+		"the front was taken away": {answer: found{0, true, false, fronts}, known: true, within: 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -35,7 +35,7 @@ func TestAnswers(t *testing.T) {
 			li.known = true
 			asked := l.call(li, 1)
 			li.parks += test.parked
-			asked.woken, asked.more, asked.room, asked.dead = test.answer.woken, test.answer.more, test.answer.room, test.answer.dead
+			asked.found = test.answer
 			l.answered(nil, asked)
 			li = l.of[id]
 			if (li != nil) != test.known {

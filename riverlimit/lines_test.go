@@ -17,12 +17,27 @@ import (
 	"github.com/pgratelimit/ratelimit/riverlimit"
 )
 
+var (
+	limitOne   = ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Hour}
+	limitOther = ratelimit.InFlight{Name: "other", Limit: 1, Lease: time.Hour}
+)
+
+// oneOrOther asks for a permit of the limit that the tenant is called by, or of both.
+func oneOrOther(job *rivertype.JobRow) ratelimit.PermitRequest {
+	switch tenantOf(job) {
+	case limitOne.Name:
+		return limitOne.For("")
+	case limitOther.Name:
+		return limitOther.For("")
+	}
+	return limitOne.For("").And(limitOther.For(""))
+}
+
 const running = `SELECT count(*) FROM river_job WHERE state = 'running'`
 
 // A parked job that comes by itself brings the others, though this process knows of none and the permits
 // were of others: it does not hold one of two permits alone.
 func TestParkedJobBringsOthers(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	two := func(*rivertype.JobRow) ratelimit.PermitRequest {
 		return ratelimit.InFlight{Name: "two", Limit: 2, Lease: time.Hour}.For("")
@@ -30,19 +45,13 @@ func TestParkedJobBringsOthers(t *testing.T) {
 	in := b.inserter(t)
 	in.InFlight = two
 	inserted, err := b.insertTenants(t, in, "A", "A", "A", "A")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r := newRuns()
 	client := b.tenants(t, r, 10, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: two}))
 	for _, i := range inserted[:2] {
-		if _, err := client.JobDelete(t.Context(), i.Job.ID); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(client.JobDelete(t.Context(), i.Job.ID)))
 	}
-	if _, err := client.JobRetry(t.Context(), inserted[2].Job.ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(client.JobRetry(t.Context(), inserted[2].Job.ID)))
 	start(t, client)
 	b.eventually(t, 2, running)
 	b.eventually(t, 0, parkedRows)
@@ -60,15 +69,12 @@ func (b *bench) withPausedQueue(t *testing.T, r *runs, inFlight func(*rivertype.
 	client := b.client(t, config)
 	start(t, client)
 	b.eventually(t, 2, `SELECT count(*) FROM river_queue`)
-	if err := client.QueuePause(t.Context(), "other", nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client.QueuePause(t.Context(), "other", nil))
 	return client
 }
 
 // Jobs of a queue that is paused stay in line, and those of others come before them.
 func TestParkedInPausedQueue(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	r := newRuns()
 	client := b.withPausedQueue(t, r, oneOfTenant)
@@ -86,12 +92,8 @@ func TestParkedInPausedQueue(t *testing.T) {
 	if job := r.next(t); job.Queue != river.QueueDefault {
 		t.Errorf("a job of the queue %q starts", job.Queue)
 	}
-	if n := b.count(t, parkedRows); n != 1 {
-		t.Errorf("%d jobs in line, want 1", n)
-	}
-	if err := client.QueueResume(t.Context(), "other", nil); err != nil {
-		t.Fatal(err)
-	}
+	b.want(t, 1, parkedRows)
+	must(t, client.QueueResume(t.Context(), "other", nil))
 	close(r.letGo)
 	b.eventually(t, 3, completedOnce)
 	b.eventually(t, 0, parkedRows)
@@ -99,7 +101,6 @@ func TestParkedInPausedQueue(t *testing.T) {
 
 // Jobs that River skips as duplicates keep no others in line: nobody would wake them.
 func TestInsertParkedBehindDuplicates(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	in := b.inserter(t)
 	unique := &river.InsertOpts{UniqueOpts: river.UniqueOpts{ByArgs: true}}
@@ -109,53 +110,34 @@ func TestInsertParkedBehindDuplicates(t *testing.T) {
 		for i, tenant := range tenants {
 			params[i] = riverlimit.InsertManyParams{Args: tenantArgs{tenant}, InsertOpts: unique}
 		}
-		b.inTx(t, func(tx pgx.Tx) error {
-			_, err := in.InsertManyTx(t.Context(), tx, params)
-			return err
-		})
+		b.insert(t, in, params)
 	}
 	insert("A", "B")
 	in.InFlight = func(*rivertype.JobRow) ratelimit.PermitRequest { return oneAtOnce.For("") }
 	insert("A", "B", "C", "D")
-	if n := b.count(t, `SELECT count(*) FROM river_job WHERE state = 'available'`); n != 3 {
-		t.Errorf("%d jobs are available, want 3", n)
-	}
-	if n := b.count(t, parkedRows); n != 1 {
-		t.Errorf("%d jobs in line, want 1", n)
-	}
+	b.want(t, 3, `SELECT count(*) FROM river_job WHERE state = 'available'`)
+	b.want(t, 1, parkedRows)
 }
 
 // A job that is inserted behind a line is found, though all before it has gone before that is committed.
 func TestInsertParkedWhileTheLineEnds(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	in := b.inserter(t)
 	in.InFlight = oneOfTenant
-	if _, err := b.insertTenants(t, in, "A", "A"); err != nil {
-		t.Fatal(err)
-	}
-	r := newRuns()
-	start(t, b.tenants(t, r, 5, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: oneOfTenant})))
+	must(t, errOf(b.insertTenants(t, in, "A", "A")))
+	r := b.works(t, 5, riverlimit.MiddlewareConfig{InFlight: oneOfTenant})
 	r.next(t)
-	tx, err := b.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = tx.Rollback(t.Context()) }()
+	tx := b.begin(t)
 	inserted, err := in.InsertTx(t.Context(), tx, tenantArgs{"A"}, nil)
 	if err != nil || time.Until(inserted.Job.ScheduledAt) < time.Hour {
 		t.Fatal(inserted, err)
 	}
 	r.letGo <- struct{}{}
 	r.next(t)
-	if n := b.count(t, parkedRows); n != 1 {
-		t.Errorf("%d jobs in line, want the one that is behind which another is inserted", n)
-	}
+	b.want(t, 1, parkedRows)
 	close(r.letGo)
 	b.eventually(t, 2, completedOnce)
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.Commit(t.Context()))
 	b.eventually(t, 3, completedOnce)
 	b.eventually(t, 0, parkedRows)
 }
@@ -163,53 +145,30 @@ func TestInsertParkedWhileTheLineEnds(t *testing.T) {
 // A job that is inserted behind one that another limit refuses meanwhile is found, though that stands in
 // the other's line when it is committed.
 func TestInsertParkedBehindOneThatMoves(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
-	one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Hour}
-	other := ratelimit.InFlight{Name: "other", Limit: 1, Lease: time.Hour}
-	inFlight := func(job *rivertype.JobRow) ratelimit.PermitRequest {
-		if tenantOf(job) == "both" {
-			return one.For("").And(other.For(""))
-		}
-		return one.For("")
-	}
-	permit, err := b.store.Permits().Acquire(t.Context(), other.For(""))
-	if err != nil || !permit.OK {
-		t.Fatal(permit, err)
-	}
+	b.hold(t, limitOther.For(""))
 	in := b.inserter(t)
-	in.InFlight = inFlight
-	if _, err := b.insertTenants(t, in, "one", "both"); err != nil {
-		t.Fatal(err)
-	}
-	tx, err := b.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = tx.Rollback(t.Context()) }()
-	if _, err := in.InsertTx(t.Context(), tx, tenantArgs{"one"}, nil); err != nil {
-		t.Fatal(err)
-	}
+	in.InFlight = oneOrOther
+	must(t, errOf(b.insertTenants(t, in, "one", "both")))
+	tx := b.begin(t)
+	must(t, errOf(in.InsertTx(t.Context(), tx, tenantArgs{"one"}, nil)))
 	r := newRuns()
 	close(r.letGo)
 	refused := make(chan struct{}, 1000)
-	start(t, b.tenants(t, r, 5, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: inFlight, Observe: func(_ context.Context, e ratelimit.Event) {
-		if e.Outcome == ratelimit.OutcomeRefused && e.Permit.InFlight.Name == other.Name {
+	start(t, b.tenants(t, r, 5, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: oneOrOther, Observe: func(_ context.Context, e ratelimit.Event) {
+		if e.Outcome == ratelimit.OutcomeRefused && e.Permit.InFlight.Name == limitOther.Name {
 			refused <- struct{}{}
 		}
 	}})))
 	<-refused
 	b.eventually(t, 1, putOff)
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tx.Commit(t.Context()))
 	b.eventually(t, 2, completedOnce)
 	b.eventually(t, 1, `SELECT count(*) FROM rate_limit_parked WHERE name = 'other'`)
 }
 
 // In the line of a limit that tenants share, jobs go by arrival, and not by their age.
 func TestParkedByArrival(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	shared := ratelimit.InFlight{Name: "shared", Limit: 1, Lease: time.Hour}
 	inFlight := func(job *rivertype.JobRow) ratelimit.PermitRequest { return oneOfTenant(job).And(shared.For("")) }
@@ -217,18 +176,14 @@ func TestParkedByArrival(t *testing.T) {
 	client := b.withPausedQueue(t, r, inFlight)
 	insert := func(tenant string, opts *river.InsertOpts) {
 		t.Helper()
-		if _, err := client.Insert(t.Context(), tenantArgs{tenant}, opts); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(client.Insert(t.Context(), tenantArgs{tenant}, opts)))
 	}
 	insert("A", nil)
 	r.next(t)
 	insert("older", &river.InsertOpts{Queue: "other"})
 	insert("first", nil)
 	b.eventually(t, 1, putOff)
-	if err := client.QueueResume(t.Context(), "other", nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client.QueueResume(t.Context(), "other", nil))
 	b.eventually(t, 2, putOff)
 	r.letGo <- struct{}{}
 	if job := r.next(t); job.Args.Tenant != "first" {
@@ -240,29 +195,17 @@ func TestParkedByArrival(t *testing.T) {
 
 // A job that was woken for a permit of one limit, and is refused by another, leaves the permit to the next.
 func TestParkedPassesOn(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
-	one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Hour}
-	other := ratelimit.InFlight{Name: "other", Limit: 1, Lease: time.Hour}
-	r := newRuns()
-	start(t, b.tenants(t, r, 10, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) ratelimit.PermitRequest {
-		if tenantOf(job) == "both" {
-			return one.For("").And(other.For(""))
-		}
-		return one.For("")
-	}})))
-	b.mustInsertTenants(t, "A")
+	r := b.works(t, 10, riverlimit.MiddlewareConfig{InFlight: oneOrOther})
+	b.mustInsertTenants(t, "one")
 	r.next(t)
 	b.mustInsertTenants(t, "both")
 	b.eventually(t, 1, putOff)
-	b.mustInsertTenants(t, "B")
+	b.mustInsertTenants(t, "one")
 	b.eventually(t, 2, putOff)
-	permit, err := b.store.Permits().Acquire(t.Context(), other.For(""))
-	if err != nil || !permit.OK {
-		t.Fatal(permit, err)
-	}
+	b.hold(t, limitOther.For(""))
 	r.letGo <- struct{}{}
-	if job := r.next(t); job.Args.Tenant != "B" {
+	if job := r.next(t); job.Args.Tenant != "one" {
 		t.Errorf("a job of %s starts", job.Args.Tenant)
 	}
 	b.eventually(t, 1, parkedRows)
@@ -272,20 +215,8 @@ func TestParkedPassesOn(t *testing.T) {
 
 // A job that ends wakes the jobs of all its limits, though this process knows the line of one only.
 func TestParkedForEachLimit(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
-	one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Hour}
-	other := ratelimit.InFlight{Name: "other", Limit: 1, Lease: time.Hour}
-	r := newRuns()
-	start(t, b.tenants(t, r, 10, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) ratelimit.PermitRequest {
-		switch tenantOf(job) {
-		case "one":
-			return one.For("")
-		case "other":
-			return other.For("")
-		}
-		return one.For("").And(other.For(""))
-	}})))
+	r := b.works(t, 10, riverlimit.MiddlewareConfig{InFlight: oneOrOther})
 	b.mustInsertTenants(t, "both")
 	r.next(t)
 	b.mustInsertTenants(t, "other")
@@ -305,12 +236,10 @@ func TestParkedForEachLimit(t *testing.T) {
 
 // A job that wants more permits than there are is cancelled, and does not stand in a line for ever.
 func TestParkedTooHeavy(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
-	r := newRuns()
-	start(t, b.tenants(t, r, 10, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) ratelimit.PermitRequest {
+	r := b.works(t, 10, riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) ratelimit.PermitRequest {
 		return oneAtOnce.ForN("", len(tenantOf(job)))
-	}})))
+	}})
 	b.mustInsertTenants(t, "1")
 	r.next(t)
 	b.mustInsertTenants(t, "1")
@@ -323,13 +252,10 @@ func TestParkedTooHeavy(t *testing.T) {
 
 // The first in line comes when the lease ends on the database's clock, whatever the worker's says.
 func TestParkedClocksDiffer(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	const ahead = 40 * time.Minute
 	store, err := pgstore.New(b.Pool, &pgstore.Config{Schema: b.Schema, Clock: func() time.Time { return time.Now().Add(ahead) }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	permit, err := store.Permits().Acquire(t.Context(), threeAtOnce.ForN("", 3))
 	if err != nil || !permit.OK {
 		t.Fatal(permit, err)
@@ -342,25 +268,16 @@ func TestParkedClocksDiffer(t *testing.T) {
 
 // Jobs are parked at READ COMMITTED, so that those of other processes do not abort it.
 func TestParkedWhereSerializableIsTheDefault(t *testing.T) {
-	t.Parallel()
 	b := newBench(t, pgtest.WithConfig(func(c *pgxpool.Config) {
 		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
 	}))
-	b.inTx(t, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), fmt.Sprintf(`CREATE FUNCTION %[1]s.level() RETURNS trigger LANGUAGE plpgsql AS $$
+	b.exec(t, fmt.Sprintf(`CREATE FUNCTION %[1]s.level() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
 	ASSERT current_setting('transaction_isolation') = 'read committed';
 	RETURN new;
 END $$;
 CREATE TRIGGER level BEFORE INSERT ON %[1]s.rate_limit_parked FOR EACH ROW EXECUTE FUNCTION %[1]s.level()`, b.Schema))
-		return err
-	})
-	permit, err := b.store.Permits().Acquire(t.Context(), threeAtOnce.ForN("", 3))
-	if err != nil || !permit.OK {
-		t.Fatal(permit, err)
-	}
+	b.hold(t, threeAtOnce.ForN("", 3))
 	newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: inFlight})).work(nil, river.EventKindJobSnoozed, 0)
-	if n := b.count(t, parkedRows); n != 1 {
-		t.Errorf("%d jobs in line, want 1", n)
-	}
+	b.want(t, 1, parkedRows)
 }

@@ -1,6 +1,7 @@
 package riverlimit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/edge"
 	"github.com/pgratelimit/ratelimit/internal/keyqueue"
 	"github.com/pgratelimit/ratelimit/internal/watch"
 	"github.com/pgratelimit/ratelimit/pgstore"
@@ -23,24 +25,22 @@ const (
 	defaultMaxWait    = 3 * time.Second
 	defaultStartSlack = 50 * time.Millisecond
 
-	// faultSnooze is how long a job is put off, on average, when the limiter's
-	// database does not answer.
+	// faultSnooze is how long a job is put off, on average, if the database does not answer.
 	faultSnooze = 5 * time.Second
 )
 
 // MiddlewareConfig says how a [Middleware] limits jobs.
 type MiddlewareConfig struct {
-	// Limits returns the limits that an attempt at a job takes from, and the counts: all or
-	// nothing. Nil means that the job is not limited. It must return the same each time it is
-	// called for a job, and must not change the job. Required, unless there is InFlight; see
-	// [ByKind] and [ByQueue] for simple ones.
+	// Limits returns the limits that an attempt at a job takes from, and the counts: all or nothing. A
+	// job with none is not limited. Limits must return the same each time it is called for a job, and
+	// must not change the job. Required, unless there is InFlight. See [ByKind] and [ByQueue].
 	Limits func(job *rivertype.JobRow) []ratelimit.Request
 
-	// InFlight returns the limits of how many at once that a job is under, with its key and weight
-	// in each. A limit without a name means none. A job takes its permits before its tokens, and
-	// holds them until it ends, in whichever way. If they are lost, its context ends with
-	// [ratelimit.ErrLeaseLost] as its cause. A job without permits is parked in the line of its key,
-	// whose table the set "river" of migrations creates. See [PermitOf]. The default is none.
+	// InFlight returns the limits of how many at once that a job is under, with its key and weight in
+	// each. A limit without a name means none. A job takes its permits before its tokens, and holds them
+	// until it ends. If they are lost, its context ends with the cause [ratelimit.ErrLeaseLost]. A job
+	// without permits is parked in the line of its key, whose table the set "river" of migrations
+	// creates. See [PermitOf]. The default is none.
 	InFlight func(job *rivertype.JobRow) ratelimit.PermitRequest
 
 	// Catalog chooses the limit of a key, such as an override in a database, in place of those
@@ -53,43 +53,35 @@ type MiddlewareConfig struct {
 	// 100 calls a minute take a SlidingWindow of Rate 100, or a TokenBucket of Rate 91 and Capacity 10.
 	//
 	// Slots must be longer than StartSlack, or the job is cancelled. They should be longer than River
-	// is late. Other kinds make each job pass a gate as it starts: see [Middleware.Rows]. StartSlack is
-	// added to a gate's Period. More:
+	// is late. Other kinds make each job pass a gate as it starts: see [Middleware.Rows]. More:
 	// https://github.com/pgratelimit/ratelimit/blob/main/docs/river.md#averages-and-starts.
 	HardStart bool
 
-	// StartSlack is how late a start may be, with HardStart, for the instant
-	// that the database has granted, the way to the worker included; and how long
-	// before the end of a sliding window's slot a job starts at the latest. A grant
-	// that is later than that is lost, and another asked for. So it must be well
-	// above the time in which the database answers. The default is 50 ms.
+	// StartSlack is how late a job may start, with HardStart, after the instant that the database has
+	// granted; and how long before the end of a sliding window's slot it starts at the latest. A later
+	// grant is lost, and the job asks again. So StartSlack must be well above the time in which the
+	// database answers. It is added to a gate's Period. The default is 50 ms.
 	StartSlack time.Duration
 
-	// MaxWait is the longest that a job waits in the worker, where it occupies
-	// one of the queue's MaxWorkers, and can be on time to the millisecond. A
-	// job that must wait longer is snoozed, until half of MaxWait before its
-	// instant: River looks for jobs once every FetchPollInterval (1 second), so
-	// choose MaxWait above twice that. As many jobs of a key may wait as its limit
-	// refills tokens within MaxWait: have more MaxWorkers than that, or they keep
-	// the jobs of other keys out. River's RescueStuckJobsAfter (1 hour) must be
-	// longer than twice MaxWait and the job's own time together. The default is 3
-	// seconds.
+	// MaxWait is the longest that a job waits in the worker, where it occupies one of the queue's
+	// MaxWorkers and can be on time to the millisecond. A job that must wait longer is snoozed until
+	// half of MaxWait before its instant. So choose MaxWait above twice River's FetchPollInterval (1
+	// second), and RescueStuckJobsAfter (1 hour) above twice MaxWait and the job's own time. As many
+	// jobs of a key wait as its limit refills tokens within MaxWait: have more MaxWorkers than that, or
+	// they keep other jobs out. The default is 3 seconds.
 	MaxWait time.Duration
 
-	// Jitter spreads jobs that must wait over this much after their instants. A
-	// job that need not wait is not delayed. The default is none.
+	// Jitter spreads jobs that must wait over this much after their instants. The default is none.
 	Jitter time.Duration
 
-	// Observe hears how each fetch of a limited job by River ends, as an event
-	// with [Door], and VerbReserve, or with a Permit VerbAcquire: OutcomeGranted with Passed as
-	// the job starts; OutcomeRefused when it is put off, since it is not its turn yet, all slots
-	// are held or it was refused; and the error of a job that is cancelled, or put off by a
-	// fault. [JobOf] returns the job by the context. The store's own Observe hears of the
-	// reservations, too. It must not block, and be safe for concurrent use.
+	// Observe is called each time that River has fetched a limited job, with an event of [Door] and
+	// VerbReserve, or VerbAcquire if it has a Permit. The outcome is OutcomeGranted as the job starts,
+	// OutcomeRefused when it is put off, or that of the error that cancels it or puts it off. [JobOf]
+	// returns the job from the context. It must not block, and must be safe for concurrent use. The
+	// store's own Observe is called for the reservations, too.
 	Observe ratelimit.Observe
 
-	// Logger gets the faults of the limiter's database. The default is
-	// slog.Default().
+	// Logger gets the faults of the database. The default is slog.Default().
 	Logger *slog.Logger
 }
 
@@ -121,21 +113,17 @@ func oneOf(limits map[string]ratelimit.Limit, of string) []ratelimit.Request {
 // worker delays the start.
 //
 // Before an attempt at a job it reserves, once, and holds the job back until the reservation is
-// due. A job with a reservation that is due runs at once, unless a limit has been paused since:
-// see [Middleware.Pause]. An attempt that fails, and one that the worker itself snoozes, has
-// used its reservation up; the next pays again.
+// due, and until the end of a pause that began since: see [Middleware.Pause]. An attempt that
+// fails, or that the worker itself snoozes, has used its reservation up; the next pays again.
 //
-// Holding back never uses up an attempt, nor does a refusal (of a limit with a MaxReserved), a
-// shut-down, or a database that does not answer: River fetches the job again later. (A client
-// that stops waits for jobs that wait in the worker, as for all others.) A job whose requests
-// can never be granted, or are invalid, is cancelled, with the reason among its errors.
+// Holding back uses up no attempt, nor does a refusal (of a limit with a MaxReserved), a
+// shut-down, or a database that does not answer: River fetches the job again later. A job whose
+// requests can never be granted, or are invalid, is cancelled, with the reason among its errors.
 //
-// A limit in [ratelimit.ModeRefuse] has its jobs snoozed until the mode ends, or for a minute;
-// they keep their reservations. One in [ratelimit.ModeShadow] holds no job back, with HardStart
-// either: it is asked once, and has no gate.
+// A limit in [ratelimit.ModeRefuse] snoozes its jobs until the mode ends, or for a minute; they
+// keep their reservations. One in [ratelimit.ModeShadow] holds no job back and has no gate.
 //
-// Waits follow the database's clock. A worker whose clock differs, by up to an
-// hour, changes nothing.
+// Waits follow the database's clock. A worker's clock may differ by up to an hour.
 type Middleware struct {
 	river.MiddlewareDefaults
 
@@ -151,18 +139,14 @@ var _ rivertype.WorkerMiddleware = (*Middleware)(nil)
 // NewMiddleware makes a Middleware. The store needs a pool. An error is
 // [ratelimit.ErrInvalid], and tells all that is wrong: as *[ratelimit.FieldError]s, joined.
 func NewMiddleware(store *pgstore.Store, config *MiddlewareConfig) (*Middleware, error) {
-	var faults []error
-	if store == nil {
-		faults = append(faults, invalid("Store", nil, "must not be nil"))
+	m := &Middleware{store: store}
+	if config != nil {
+		m.config = *config
 	}
-	if config == nil {
-		config = &MiddlewareConfig{}
-	}
-	if config.Limits == nil && config.InFlight == nil {
-		faults = append(faults, invalid("Limits", nil, "must not be nil"))
-	}
-	m := &Middleware{store: store, config: *config}
-	for _, f := range []struct {
+	f := edge.Faults{Package: "riverlimit"}
+	f.Must(store != nil, "Store", nil, "must not be nil")
+	f.Must(m.config.Limits != nil || m.config.InFlight != nil, "Limits", nil, "must not be nil")
+	for _, d := range []struct {
 		name  string
 		value *time.Duration
 		def   time.Duration
@@ -171,19 +155,13 @@ func NewMiddleware(store *pgstore.Store, config *MiddlewareConfig) (*Middleware,
 		{"MaxWait", &m.config.MaxWait, defaultMaxWait},
 		{"Jitter", &m.config.Jitter, 0},
 	} {
-		if *f.value < 0 {
-			faults = append(faults, invalid(f.name, *f.value, "must not be negative"))
-		}
-		if *f.value == 0 {
-			*f.value = f.def
-		}
+		f.Must(*d.value >= 0, d.name, *d.value, "must not be negative")
+		*d.value = cmp.Or(*d.value, d.def)
 	}
-	if err := errors.Join(faults...); err != nil {
+	if err := f.Err(); err != nil {
 		return nil, err
 	}
-	if m.config.Logger == nil {
-		m.config.Logger = slog.Default()
-	}
+	m.config.Logger = cmp.Or(m.config.Logger, slog.Default())
 	if m.config.InFlight != nil {
 		m.lines = newLines(store, m.config.Catalog, m.config.Logger)
 	}
@@ -192,7 +170,7 @@ func NewMiddleware(store *pgstore.Store, config *MiddlewareConfig) (*Middleware,
 
 // invalid is the error of a field of this package that has a value that it cannot have.
 func invalid(field string, value any, reason string) error {
-	return &ratelimit.FieldError{Package: "riverlimit", Field: field, Value: value, Reason: reason}
+	return edge.Invalid("riverlimit", field, value, reason)
 }
 
 // String is for logs: without it they would show the keys that jobs wait for.
@@ -236,8 +214,8 @@ func (m *Middleware) requests(job *rivertype.JobRow) []ratelimit.Request {
 	return decide.Resolved(m.config.Catalog, m.config.Limits(job))
 }
 
-// hold returns when the job may start, with its reservation, or with an error
-// when it may not start in this round. Limits in ModeShadow are asked, and do not hold it back.
+// hold returns the job's reservation when the job may start. An error says that it may not start in
+// this round. Limits in ModeShadow are asked, and do not hold it back.
 func (m *Middleware) hold(ctx context.Context, job *rivertype.JobRow, requests []ratelimit.Request) (note, error) {
 	holding := slices.DeleteFunc(slices.Clone(requests), func(r ratelimit.Request) bool { return r.Mode == ratelimit.ModeShadow })
 	err := m.refused(ctx, requests)
@@ -270,7 +248,7 @@ func (m *Middleware) refused(ctx context.Context, requests []ratelimit.Request) 
 	if err != nil || result.OK {
 		return err
 	}
-	return decided(result, asked).snooze(jitter(result.RetryAt, m.config.Jitter))
+	return decided(result, asked).snooze(ratelimit.Jitter(result.RetryAt, m.config.Jitter))
 }
 
 // slides reports whether a request is for a sliding window, which is its own gate.
@@ -311,7 +289,7 @@ func (m *Middleware) reserve(ctx context.Context, n note, requests []ratelimit.R
 		if result.OK {
 			return n.with(paying, result, m.config.Jitter).keep(result.Receipt), now, nil
 		}
-		at := jitter(result.RetryAt, m.config.Jitter)
+		at := ratelimit.Jitter(result.RetryAt, m.config.Jitter)
 		if !m.waits(ctx, result, begun, now.until(at)) {
 			n, at = m.putBehind(ctx, n, result, at)
 			return n, nil, now.snooze(at)
@@ -351,9 +329,8 @@ func (m *Middleware) askFirst(ctx context.Context, requests []ratelimit.Request)
 	return requests, asked, result, err
 }
 
-// await holds the job back until its reservation is due and, if a pause of its
-// limits began after that was made, until the pause is over. now is nil for a
-// reservation that was made earlier. requests are those that hold the job back.
+// await holds the job back until its reservation is due, and until the end of a pause that began after
+// it was made. now is nil for an earlier reservation. requests are those that hold the job back.
 func (m *Middleware) await(ctx context.Context, job *rivertype.JobRow, n note, now *instant, requests []ratelimit.Request) (note, *instant, error) {
 	if len(requests) == 0 {
 		return n, now, ctx.Err()
@@ -403,7 +380,7 @@ func (m *Middleware) again(ctx context.Context, n note, requests []ratelimit.Req
 	}
 	for _, status := range result.Each() {
 		if status.PausedUntil.After(n.At) {
-			n = n.notBefore(jitter(status.PausedUntil, m.config.Jitter))
+			n = n.notBefore(ratelimit.Jitter(status.PausedUntil, m.config.Jitter))
 		}
 	}
 	return n, decided(result, asked), nil
@@ -454,17 +431,13 @@ func (m *Middleware) putOff(ctx context.Context, job *rivertype.JobRow, e rateli
 	return river.JobSnooze(faultSnooze/2 + rand.N(faultSnooze))
 }
 
-// Pause lets nothing start that takes from the limits and keys of requests, for
-// as long as a third party asks for with a 429 and Retry-After. It is decided
-// on its own, and by the database's clock. The requests' counts do not matter.
+// Pause lets no job start that takes from the limits and keys of requests, for as long as a third
+// party asks for with a 429 and Retry-After. It is one decision on its own: after an error nothing is
+// paused. The requests' counts do not matter.
 //
-// It holds for reservations that were made before, too: a job asks again right
-// before it starts, and is held back until the pause is over. Without HardStart,
-// those that it has held back all start then, spread over Jitter; with it, they
-// start at the limit's rate. Jobs that have asked already may still start: with
-// HardStart, for up to 5 times StartSlack.
-//
-// It is one decision: an error leaves all of them without the pause.
+// Jobs that have reserved before are held back, too. When the pause is over they all start, spread
+// over Jitter, or with HardStart at the limit's rate. Jobs that have asked already may still start:
+// with HardStart, for up to 5 times StartSlack.
 func (m *Middleware) Pause(ctx context.Context, pause time.Duration, requests ...ratelimit.Request) error {
 	var rows []ratelimit.Request
 	for _, r := range requests {
@@ -477,9 +450,8 @@ func (m *Middleware) Pause(ctx context.Context, pause time.Duration, requests ..
 	return err
 }
 
-// instant is an instant on the database's clock and on the worker's. The
-// worker's is that of the answer, hence a little late: waits that are counted
-// from it are never too short.
+// instant is an instant on the database's clock and on the worker's. The worker's is that of the
+// answer, so waits that are counted from it are never too short.
 type instant struct {
 	database, worker time.Time
 	asked            time.Time // when the database was, on the worker's
@@ -498,9 +470,8 @@ func (i instant) until(at time.Time) time.Duration {
 // maxSkew is how far the clocks may differ; beyond, one of them is a test's.
 const maxSkew = time.Hour
 
-// snooze returns the error that has River fetch the job again at an instant on the
-// database's clock. River adds the duration to the worker's clock and later
-// compares that with the database's, so by how much they differ is taken off.
+// snooze returns the error that has River fetch the job again at an instant on the database's clock.
+// River adds the duration to the worker's clock, so the difference of the clocks is taken off.
 func (i instant) snooze(at time.Time) error {
 	wait := i.until(at)
 	if skew := i.worker.Sub(i.database); skew.Abs() <= maxSkew {

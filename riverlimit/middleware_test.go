@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivertest"
@@ -37,9 +36,7 @@ type one struct {
 func newOne(t *testing.T, b *bench, middleware ...rivertype.Middleware) *one {
 	t.Helper()
 	tx, err := b.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
 	o := &one{bench: b, t: t, tx: tx}
 	work := func(context.Context, *river.Job[callArgs]) error {
@@ -51,15 +48,24 @@ func newOne(t *testing.T, b *bench, middleware ...rivertype.Middleware) *one {
 	return o
 }
 
+// limited makes a worker whose jobs a middleware limits, on a bench of its own.
+func limited(t *testing.T, config riverlimit.MiddlewareConfig) *one {
+	t.Helper()
+	b := newBench(t)
+	return newOne(t, b, middleware(t, b.store, config))
+}
+
 // work works a new job, or job again, and wants the event and the number of
-// runs so far.
+// runs so far. A snooze uses up no attempt.
 func (o *one) work(job *rivertype.JobRow, event river.EventKind, runs int) *rivertype.JobRow {
 	o.t.Helper()
 	var result *rivertest.WorkResult
 	var err error
+	var before rivertype.JobRow
 	if job == nil {
 		result, err = o.worker.Work(o.t.Context(), o.t, o.tx, callArgs{}, nil)
 	} else {
+		before = *job
 		result, err = o.worker.WorkJob(o.t.Context(), o.t, o.tx, job)
 	}
 	if err != nil && (o.result == nil || !errors.Is(err, o.result)) {
@@ -67,6 +73,9 @@ func (o *one) work(job *rivertype.JobRow, event river.EventKind, runs int) *rive
 	}
 	if result.EventKind != event || o.runs != runs {
 		o.t.Fatalf("got %s after %d runs, want %s after %d; errors %v", result.EventKind, o.runs, event, runs, result.Job.Errors)
+	}
+	if event == river.EventKindJobSnoozed && o.result == nil && (result.Job.Attempt > before.Attempt || len(result.Job.Errors) > len(before.Errors)) {
+		o.t.Errorf("after a snooze attempt %d, errors %v, want attempt %d", result.Job.Attempt, result.Job.Errors, before.Attempt)
 	}
 	return result.Job
 }
@@ -95,9 +104,7 @@ func (o *one) wantValue(want float64) {
 
 // The life of jobs at a limit of 2 and one an hour.
 func TestMiddlewareLife(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	o := newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(hourly)}))
+	o := limited(t, riverlimit.MiddlewareConfig{Limits: each(hourly)})
 
 	o.work(nil, river.EventKindJobCompleted, 1) // the first of two tokens
 	o.wantValue(1)
@@ -109,12 +116,7 @@ func TestMiddlewareLife(t *testing.T) {
 	o.result = nil
 	failed = o.work(failed, river.EventKindJobSnoozed, 2) // pays again
 	o.wantValue(-1)
-	if failed.Attempt != 1 || len(failed.Errors) != 1 {
-		t.Errorf("attempt %d, errors %v: the snooze used one up", failed.Attempt, failed.Errors)
-	}
-	if wait := time.Until(failed.ScheduledAt); (wait - time.Hour).Abs() > 5*time.Minute {
-		t.Errorf("snoozed for %v, want about an hour", wait)
-	}
+	wantWait(t, failed, time.Hour, 5*time.Minute)
 
 	failed = o.work(failed, river.EventKindJobSnoozed, 2) // not due, and paid
 	o.wantValue(-1)
@@ -126,27 +128,19 @@ func TestMiddlewareLife(t *testing.T) {
 // A worker that is killed leaves the note as it was, and River's rescue counts
 // the attempt. Nobody knows whether it had begun, so the next one pays.
 func TestMiddlewareRescued(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
-	if _, err := b.store.Reserve(t.Context(), hourly.ForN("", 2)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(b.store.Reserve(t.Context(), hourly.ForN("", 2))))
 	o := newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(hourly)}))
 	job := o.due(o.work(nil, river.EventKindJobSnoozed, 0))
 	o.wantValue(-1)
 	job.Attempt++ // fetched when it was due, and rescued
-	job = o.work(job, river.EventKindJobSnoozed, 0)
+	o.work(job, river.EventKindJobSnoozed, 0)
 	o.wantValue(-2)
-	if job.Attempt != 1 {
-		t.Errorf("attempt %d, want 1", job.Attempt)
-	}
 }
 
 // An attempt that the worker itself puts off has called, and pays again.
 func TestMiddlewareWorkerSnoozes(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	o := newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(hourly)}))
+	o := limited(t, riverlimit.MiddlewareConfig{Limits: each(hourly)})
 	o.result = river.JobSnooze(0)
 	job := o.work(nil, river.EventKindJobSnoozed, 1)
 	o.result = nil
@@ -159,12 +153,10 @@ func TestMiddlewareInserted(t *testing.T) {
 	t.Parallel()
 	for _, hard := range []bool{false, true} {
 		t.Run(fmt.Sprintf("HardStart=%t", hard), func(t *testing.T) {
-			t.Parallel()
-			b := newBench(t)
-			o := newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(hourly), HardStart: hard, StartSlack: time.Minute}))
-			in := b.inserter(t)
+			o := limited(t, riverlimit.MiddlewareConfig{Limits: each(hourly), HardStart: hard, StartSlack: time.Minute})
+			in := o.inserter(t)
 			var now, later *riverlimit.Inserted
-			b.inTx(t, func(tx pgx.Tx) (err error) {
+			o.inTx(t, func(tx pgx.Tx) (err error) {
 				if now, err = in.InsertTx(t.Context(), tx, callArgs{}, nil, hourly.ForN("", 2)); err != nil {
 					return err
 				}
@@ -181,7 +173,6 @@ func TestMiddlewareInserted(t *testing.T) {
 
 // Of what a job asks for, what is not noted is paid.
 func TestMiddlewareAddsToInserted(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	other := hourly
 	other.Name = "other"
@@ -190,11 +181,7 @@ func TestMiddlewareAddsToInserted(t *testing.T) {
 	}
 	o := newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: both}))
 	in := b.inserter(t)
-	var inserted *riverlimit.Inserted
-	b.inTx(t, func(tx pgx.Tx) (err error) {
-		inserted, err = in.InsertTx(t.Context(), tx, callArgs{}, nil, hourly.For(""))
-		return err
-	})
+	inserted := b.insert(t, in, numbered(1, hourly.For("")))[0]
 	o.work(inserted.Job, river.EventKindJobCompleted, 1)
 	o.wantValue(1)
 	if got := b.value(t, "other"); got < 1 || got > 1.05 {
@@ -205,7 +192,6 @@ func TestMiddlewareAddsToInserted(t *testing.T) {
 // Two middlewares, one limit each: what the outer one has taken is still noted
 // when the inner one puts the job off.
 func TestMiddlewareStacked(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	empty := ratelimit.TokenBucket{Name: "empty", Rate: 1, Period: time.Hour, Capacity: ratelimit.None}
 	o := newOne(t, b,
@@ -270,31 +256,13 @@ func TestMiddlewareNil(t *testing.T) {
 	}
 }
 
-func TestMiddlewareNotLimited(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	o := newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{
-		Limits: riverlimit.ByQueue(map[string]ratelimit.Limit{"another": hourly}),
-	}))
-	o.work(nil, river.EventKindJobCompleted, 1)
-	if got := b.count(t, countLimits); got != 0 {
-		t.Errorf("%d rows of limits", got)
-	}
-}
-
 // Refused: a limit whose debt is bounded has no more instants to give. The job comes again when the one
 // that it is given then is due, after an hour and the hour of debt, and has paid nothing.
 func TestMiddlewareRefused(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	o := newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(bounded)}))
-	if _, err := b.store.Reserve(t.Context(), bounded.ForN("", 3)); err != nil {
-		t.Fatal(err)
-	}
+	o := limited(t, riverlimit.MiddlewareConfig{Limits: each(bounded)})
+	must(t, errOf(o.store.Reserve(t.Context(), bounded.ForN("", 3))))
 	job := o.work(nil, river.EventKindJobSnoozed, 0)
-	if wait := time.Until(job.ScheduledAt); (wait - 2*time.Hour).Abs() > time.Minute {
-		t.Errorf("snoozed for %v, want two hours", wait)
-	}
+	wantWait(t, job, 2*time.Hour, time.Minute)
 	if n := noted(t, job); len(n.Paid) != 0 {
 		t.Errorf("note %+v of nothing", n)
 	}
@@ -302,36 +270,16 @@ func TestMiddlewareRefused(t *testing.T) {
 
 // A refusal that is over soon is waited for.
 func TestMiddlewareRefusedShortly(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	fast := ratelimit.TokenBucket{Name: "fast", Rate: 10, Period: time.Second, Capacity: 1, MaxReserved: ratelimit.None}
-	if _, err := b.store.Allow(t.Context(), fast.For("")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(b.store.Allow(t.Context(), fast.For(""))))
 	o := newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(fast), MaxWait: time.Minute}))
 	o.work(nil, river.EventKindJobCompleted, 1)
-}
-
-// A database that does not answer is not the job's fault.
-func TestMiddlewareFault(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	pool, err := pgxpool.New(t.Context(), b.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool.Close()
-	o := newOne(t, b, middleware(t, newStore(t, pool, b.Schema), riverlimit.MiddlewareConfig{Limits: each(hourly)}))
-	job := o.work(nil, river.EventKindJobSnoozed, 0)
-	if job.Attempt != 0 || len(job.Errors) != 0 {
-		t.Errorf("attempt %d, errors %v", job.Attempt, job.Errors)
-	}
 }
 
 // A job that waits in the worker when its client is stopped is put back, and
 // keeps its reservation.
 func TestMiddlewareStopped(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	b.insertPlain(t, 3)
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(hourly), MaxWait: 2 * time.Hour})
@@ -340,17 +288,13 @@ func TestMiddlewareStopped(t *testing.T) {
 		ran <- struct{}{}
 		return nil
 	}, m))
-	if err := client.Start(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client.Start(context.Background()))
 	<-ran
 	<-ran
 	b.eventually(t, 1, `SELECT count(*) FROM rate_limits WHERE value < -0.9`)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	if err := client.StopAndCancel(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, client.StopAndCancel(ctx))
 	got := b.count(t, `SELECT count(*) FROM river_job WHERE state = 'scheduled' AND attempt = 0 AND errors IS NULL
 		AND jsonb_array_length(metadata->'ratelimit'->'paid') = 1 AND scheduled_at > now() + interval '50 min'`)
 	if got != 1 {
@@ -366,9 +310,7 @@ func TestMiddlewareClocksDiffer(t *testing.T) {
 		t.Run(fmt.Sprintf("database %v ahead", ahead), func(t *testing.T) {
 			b := newBench(t)
 			store, err := pgstore.New(b.Pool, &pgstore.Config{Schema: b.Schema, Clock: func() time.Time { return time.Now().Add(ahead) }})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			o := newOne(t, b, middleware(t, store, riverlimit.MiddlewareConfig{Limits: each(hourly), MaxWait: 2 * time.Second}))
 			o.work(nil, river.EventKindJobCompleted, 1)
 			o.work(nil, river.EventKindJobCompleted, 2)
@@ -384,12 +326,9 @@ func TestMiddlewareClocksDiffer(t *testing.T) {
 // A wait on a clock that the worker's is past never becomes a negative snooze,
 // at which River panics.
 func TestMiddlewareWorkerFarAhead(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	store, err := pgstore.New(b.Pool, &pgstore.Config{Schema: b.Schema, Clock: func() time.Time { return time.Now().Add(-50 * time.Minute) }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	minutely := ratelimit.TokenBucket{Name: "minutely", Rate: 1, Period: time.Minute, Capacity: ratelimit.None}
 	o := newOne(t, b, middleware(t, store, riverlimit.MiddlewareConfig{Limits: each(minutely)}))
 	o.work(nil, river.EventKindJobSnoozed, 0)
@@ -398,7 +337,6 @@ func TestMiddlewareWorkerFarAhead(t *testing.T) {
 // A grant that took longer than the slack allows is not used, and not given back
 // either.
 func TestHardStartStale(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	o := newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{
 		Limits: each(hourly), HardStart: true, StartSlack: time.Nanosecond, MaxWait: 10 * time.Second,
@@ -414,29 +352,18 @@ func TestHardStartStale(t *testing.T) {
 
 // During a pause nothing starts, not even what was reserved before.
 func TestHardStartPause(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(hourly), HardStart: true, StartSlack: time.Minute})
 	o := newOne(t, b, m)
 	in := b.inserter(t)
-	var inserted *riverlimit.Inserted
-	b.inTx(t, func(tx pgx.Tx) (err error) {
-		inserted, err = in.InsertTx(t.Context(), tx, callArgs{}, nil, hourly.For(""))
-		return err
-	})
+	inserted := b.insert(t, in, numbered(1, hourly.For("")))[0]
 	const pause = 30 * time.Hour
-	if err := m.Pause(t.Context(), pause, hourly.For("")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, m.Pause(t.Context(), pause, hourly.For("")))
 	job := o.work(inserted.Job, river.EventKindJobSnoozed, 0)
 	// One more hour until there is a token.
-	if wait := time.Until(job.ScheduledAt); (wait - pause - time.Hour).Abs() > 5*time.Minute {
-		t.Errorf("snoozed for %v, want %v", wait, pause+time.Hour)
-	}
+	wantWait(t, job, pause+time.Hour, 5*time.Minute)
 	for _, row := range m.Rows(hourly.For("")) {
-		if err := b.store.Reset(t.Context(), row.Limit, row.Key); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.store.Reset(t.Context(), row.Limit, row.Key))
 	}
 	o.work(job, river.EventKindJobCompleted, 1)
 }
@@ -444,30 +371,19 @@ func TestHardStartPause(t *testing.T) {
 // Without HardStart, too, a job asks before it starts whether there is a pause that
 // began after it was reserved for.
 func TestPauseAfterReservation(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(hourly)})
 	o := newOne(t, b, m)
 	in := b.inserter(t)
-	var inserted *riverlimit.Inserted
-	b.inTx(t, func(tx pgx.Tx) (err error) {
-		inserted, err = in.InsertTx(t.Context(), tx, callArgs{}, nil, hourly.For(""))
-		return err
-	})
+	inserted := b.insert(t, in, numbered(1, hourly.For("")))[0]
 	const pause = 30 * time.Hour
-	if err := m.Pause(t.Context(), pause, hourly.For("")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, m.Pause(t.Context(), pause, hourly.For("")))
 	job := o.work(inserted.Job, river.EventKindJobSnoozed, 0)
-	if wait := time.Until(job.ScheduledAt); (wait - pause).Abs() > 5*time.Minute {
-		t.Errorf("snoozed for %v, want %v", wait, pause)
-	}
+	wantWait(t, job, pause, 5*time.Minute)
 	if n := noted(t, job); len(n.Paid) != 1 || n.Started || !n.At.After(inserted.Reservation.RetryAt.Add(pause-time.Minute)) {
 		t.Errorf("note %+v, want the reservation, put off by the pause", n)
 	}
-	if err := b.store.Resume(t.Context(), hourly, ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.store.Resume(t.Context(), hourly, ""))
 	o.work(o.due(job), river.EventKindJobCompleted, 1)
 	o.wantValue(0) // the pause has emptied it, and the job had paid before
 }
@@ -475,7 +391,6 @@ func TestPauseAfterReservation(t *testing.T) {
 // A job that waits in the worker asks again when its instant has come.
 func TestPauseWhileWaiting(t *testing.T) {
 	pgtest.Long(t)
-	t.Parallel()
 	b := newBench(t)
 	const wait = time.Second
 	slow := ratelimit.TokenBucket{Name: "slow", Rate: 1, Period: wait, Capacity: ratelimit.None}
@@ -492,20 +407,14 @@ func TestPauseWhileWaiting(t *testing.T) {
 		paused <- m.Pause(t.Context(), time.Hour, slow.For(""))
 	}()
 	job := o.work(nil, river.EventKindJobSnoozed, 0)
-	if err := <-paused; err != nil {
-		t.Fatal(err)
-	}
-	if got := time.Until(job.ScheduledAt); (got - time.Hour).Abs() > 5*time.Minute {
-		t.Errorf("snoozed for %v, want an hour", got)
-	}
+	must(t, <-paused)
+	wantWait(t, job, time.Hour, 5*time.Minute)
 }
 
 func TestNewMiddlewareInvalid(t *testing.T) {
 	t.Parallel()
 	store, err := pgstore.New(nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	limits := each(hourly)
 	for _, test := range []struct {
 		field  string
@@ -538,9 +447,7 @@ func TestGateBound(t *testing.T) {
 	t.Parallel()
 	const slack = 50 * time.Millisecond
 	store, err := pgstore.New(nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	m := middleware(t, store, riverlimit.MiddlewareConfig{Limits: each(hourly), HardStart: true, StartSlack: slack})
 	for _, limit := range []ratelimit.Limit{
 		ratelimit.TokenBucket{Name: "spaced", Rate: 20, Period: time.Second, Capacity: 1},
@@ -583,9 +490,7 @@ func mostStarts(t *testing.T, gate ratelimit.Request, window, slack time.Duratio
 			now = now.Add(time.Duration(r.Int64N(int64(2 * time.Second))).Truncate(time.Microsecond)) // nobody comes
 		}
 		result, err := store.Reserve(t.Context(), gate)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if !result.OK {
 			refused++
 			now = result.RetryAt // somebody is always there just in time

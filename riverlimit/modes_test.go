@@ -74,7 +74,6 @@ func (m *moded) insert() (job *rivertype.JobRow) {
 // reservation, and starts when the limit is on again. One whose limit is in shadow starts at
 // once, also if it was inserted to wait.
 func TestModesOfJobs(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	for _, door := range []string{"at execution", "at insertion"} {
 		for _, hard := range []bool{false, true} {
@@ -126,12 +125,8 @@ func (m *moded) waitsWhileRefused(inserted bool) {
 	m.mode = ratelimit.ModeRefuse
 	for range 2 {
 		job = m.work(job, river.EventKindJobSnoozed, 0)
-		if wait := time.Until(job.ScheduledAt); (wait - ratelimit.RefusedFor).Abs() > 20*time.Second {
-			m.t.Errorf("snoozed for %v, want about %v", wait, ratelimit.RefusedFor)
-		}
-		if job.Attempt != 0 || len(job.Errors) > 0 || m.count(m.t, rows) != before {
-			m.t.Errorf("attempt %d, errors %v, %d rows instead of %d", job.Attempt, job.Errors, m.count(m.t, rows), before)
-		}
+		wantWait(m.t, job, ratelimit.RefusedFor, 20*time.Second)
+		m.want(m.t, before, rows)
 	}
 	m.mode = ratelimit.ModeEnforce
 	m.work(job, river.EventKindJobCompleted, 1)
@@ -139,7 +134,6 @@ func (m *moded) waitsWhileRefused(inserted bool) {
 
 // A job that was inserted in shadow starts by the limit once that is enforced: it has no slot.
 func TestInsertedInShadow(t *testing.T) {
-	t.Parallel()
 	m := newModed(t, newBench(t), oneAnHour("sliding")[2], true)
 	m.exhaust()
 	m.mode = ratelimit.ModeShadow
@@ -150,7 +144,6 @@ func TestInsertedInShadow(t *testing.T) {
 
 // Jobs of one call are alike only if they are in the same mode.
 func TestInsertManyInModes(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	in := b.inserter(t)
 	limit := oneAnHour("mixed")[0]
@@ -171,15 +164,9 @@ func TestInsertManyInModes(t *testing.T) {
 
 // A job that waits in the worker when its limit is switched off does not start.
 func TestRefusedWhileItWaits(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
-	limits, err := catalog.NewInMemory(nil)
-	if err == nil {
-		err = limits.Publish(t.Context(), hourly)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	limits := newCatalog(t)
+	must(t, limits.Publish(t.Context(), hourly))
 	asked := 0
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Catalog: limits, Limits: func(*rivertype.JobRow) []ratelimit.Request {
 		if asked++; asked == 2 { // it has waited

@@ -19,8 +19,7 @@ const MetadataKey = "ratelimit"
 
 // note is a reservation.
 type note struct {
-	// Attempt is the one that it was made for, and the only one that it is good
-	// for. River counts attempts up, but takes back those that end in a snooze.
+	// Attempt is the only one that it is good for. River takes back attempts that end in a snooze.
 	Attempt int `json:"attempt"`
 	// At is when it is due, on the database's clock.
 	At time.Time `json:"at"`
@@ -28,8 +27,7 @@ type note struct {
 	Paid []paid `json:"paid"`
 	// Receipts are those of the reservation, of gates too.
 	Receipts []*ratelimit.Receipt `json:"receipts,omitempty"`
-	// Started is true when the attempt has begun. River takes back attempts of workers that
-	// snooze or are shut down as well, and those have called the third party.
+	// Started is true when the attempt has begun. River takes back some of these attempts as well.
 	Started bool `json:"started,omitempty"`
 	// Parked is true once the job was parked: when it comes again, it was woken.
 	Parked bool `json:"parked,omitempty"`
@@ -37,8 +35,7 @@ type note struct {
 	Turn time.Time `json:"turn,omitzero"`
 }
 
-// paid is a limit's identity in the database and, of a sliding window, the last
-// instant of the slot that was reserved.
+// paid is a limit's row and, for a sliding window, the last instant of the slot that was reserved.
 type paid struct {
 	Name  string    `json:"name"`
 	Key   string    `json:"key"`
@@ -70,21 +67,16 @@ func paidFor(r ratelimit.Request, reserved ratelimit.Result) paid {
 // in the job's metadata yet.
 type noteKey struct{ job int64 }
 
-// noteOf returns the note for the attempt that job is at: an empty one if there is
-// none.
+// noteOf returns the note for the attempt that job is at; an empty one if there is none.
 func noteOf(ctx context.Context, job *rivertype.JobRow) note {
 	if n, ok := ctx.Value(noteKey{job.ID}).(note); ok {
 		return n
 	}
-	var metadata struct {
-		Note note `json:"ratelimit"` // MetadataKey
-	}
-	// Metadata that is not ours to understand has no note in it.
-	err := json.Unmarshal(job.Metadata, &metadata)
-	if err != nil || metadata.Note.Attempt != job.Attempt || metadata.Note.Started {
+	n, err := storedNote(job)
+	if err != nil || n.Attempt != job.Attempt || n.Started { // metadata that is not ours to understand has no note in it
 		return note{Attempt: job.Attempt}
 	}
-	return metadata.Note
+	return n
 }
 
 // unpaid returns the requests that n does not cover.
@@ -106,13 +98,13 @@ func (n note) keep(receipt *ratelimit.Receipt) note {
 	return n
 }
 
-// with returns n with a reservation for requests, which is put off by up to spread if
-// it must wait. A sliding window's is not put off beyond its slot.
+// with returns n with a reservation for requests, which is put off by up to spread if it must wait, but
+// not beyond a sliding window's slot.
 func (n note) with(requests []ratelimit.Request, reserved ratelimit.Result, spread time.Duration) note {
 	n.Paid = slices.Clone(n.Paid)
 	at := reserved.RetryAt
 	if reserved.RetryAfter > 0 {
-		at = jitter(at, spread)
+		at = ratelimit.Jitter(at, spread)
 	}
 	for _, r := range requests {
 		if slices.ContainsFunc(n.Paid, func(p paid) bool { return p.isFor(r) }) {
@@ -140,8 +132,7 @@ func (n note) missed(r ratelimit.Request, at time.Time) bool {
 	return slices.ContainsFunc(n.Paid, func(p paid) bool { return p.isFor(r) && at.After(p.Until) })
 }
 
-// save has River write n to the job when this round of work ends, whichever
-// way it does.
+// save has River write n to the job when this round of work ends.
 func (n note) save(ctx context.Context) error {
 	return river.MetadataSet(ctx, MetadataKey, n)
 }
@@ -160,10 +151,4 @@ func (n note) addTo(metadata []byte) ([]byte, error) {
 	}
 	object[MetadataKey] = n
 	return json.Marshal(object)
-}
-
-// jitter returns an instant up to spread later, in PostgreSQL's resolution, in
-// which River stores it.
-func jitter(at time.Time, spread time.Duration) time.Time {
-	return ratelimit.Jitter(at, spread)
 }

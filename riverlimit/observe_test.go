@@ -20,7 +20,6 @@ import (
 // Each time that a job is fetched there is one event, which says what became of it.
 func TestObserveJobs(t *testing.T) {
 	pgtest.Long(t)
-	t.Parallel()
 	b := newBench(t)
 	permits := ratelimit.InFlight{Name: "permits", Limit: 1}
 	var requests []ratelimit.Request
@@ -47,9 +46,7 @@ func TestObserveJobs(t *testing.T) {
 	}
 	o := newOne(t, b, middleware(t, b.store, config))
 	pool, err := pgxpool.New(t.Context(), b.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pool.Close()
 	broken := newOne(t, b, middleware(t, newStore(t, pool, b.Schema), config))
 	worked := func(want string, o *one, job *rivertype.JobRow, event river.EventKind) *rivertype.JobRow {
@@ -80,9 +77,7 @@ func TestObserveJobs(t *testing.T) {
 	worked("reserve invalid false bounded invalid", o, nil, river.EventKindJobCancelled)
 	requests, permitted = nil, true
 	worked("acquire granted true permits ", o, nil, river.EventKindJobCompleted)
-	if _, err := b.store.Permits().Acquire(t.Context(), permits.For("k")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(b.store.Permits().Acquire(t.Context(), permits.For("k"))))
 	worked("acquire refused false permits ", o, nil, river.EventKindJobSnoozed)
 	worked("acquire failed false permits other", broken, nil, river.EventKindJobSnoozed)
 	requests, permitted, heard = nil, false, nil

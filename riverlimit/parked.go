@@ -40,9 +40,8 @@ type lineID struct{ river, name, key string }
 // parking is a job that is to be parked.
 type parking struct {
 	line     lineID
-	further  bool // the line is not that of the first limit that the job asks for, and goes by arrival
+	place    *time.Time // in its priority; nil, which is now, unless the line is that of the first limit that the job asks for
 	priority int
-	created  time.Time
 	job      int64
 	weight   int
 
@@ -73,31 +72,28 @@ FROM jobs AS j ORDER BY j.i`
 
 // park parks jobs by one statement.
 func park(ctx context.Context, db parked.Querier, schema string, jobs []*parking) error {
-	var rivers, names, keys []string
-	var priorities []int16
-	var ids []int64
-	var weights []int32
-	var places []*time.Time
-	for _, p := range jobs {
-		rivers, names, keys = append(rivers, p.line.river), append(names, p.line.name), append(keys, p.line.key)
-		priorities, ids, weights = append(priorities, int16(p.priority)), append(ids, p.job), append(weights, int32(p.weight))
-		if p.further {
-			places = append(places, nil)
-		} else {
-			places = append(places, &p.created)
-		}
+	rows, _ := db.Query(ctx, strings.ReplaceAll(parkSQL, "PARKED", parked.In(schema)),
+		column(jobs, func(p *parking) string { return p.line.river }),
+		column(jobs, func(p *parking) string { return p.line.name }),
+		column(jobs, func(p *parking) string { return p.line.key }),
+		column(jobs, func(p *parking) int { return p.priority }),
+		column(jobs, func(p *parking) int64 { return p.job }),
+		column(jobs, func(p *parking) int { return p.weight }),
+		column(jobs, func(p *parking) *time.Time { return p.place }))
+	first, err := pgx.CollectRows(rows, pgx.RowTo[bool])
+	for i, f := range first {
+		jobs[i].first = f
 	}
-	rows, err := db.Query(ctx, strings.ReplaceAll(parkSQL, "PARKED", parked.In(schema)), rivers, names, keys, priorities, ids, weights, places)
-	if err != nil {
-		return parkedFault("park jobs", err)
-	}
-	i, first := 0, false
-	_, err = pgx.ForEachRow(rows, []any{&first}, func() error {
-		jobs[i].first = first
-		i++
-		return nil
-	})
 	return parkedFault("park jobs", err)
+}
+
+// column returns the argument of a statement that has a value of each element.
+func column[T, V any](of []T, value func(T) V) []V {
+	values := make([]V, len(of))
+	for i, t := range of {
+		values[i] = value(t)
+	}
+	return values
 }
 
 // parkedFault returns err with what was done, if there is one.
@@ -120,11 +116,15 @@ type call struct {
 	extra int           // permits' worth of jobs that may wait for one in workers of this process
 	ended []int64       // jobs that leave the line: they run, or have ended
 	parks int           // how many jobs had been parked there by this process
+	found
+}
 
-	woken int
-	more  bool // jobs are left
-	room  bool // and permits for them
-	dead  int  // jobs at the front that were cancelled, deleted or retried
+// found is what the statement has done in a line, and found there.
+type found struct {
+	Woken int
+	More  bool // jobs are left
+	Room  bool // and permits for them
+	Dead  int  // jobs at the front that were cancelled, deleted or retried
 }
 
 // fronts is how many jobs at the front of a line are examined for dead ones.
@@ -135,36 +135,28 @@ const fronts = 50
 //go:embed wake.sql
 var wakeSQL string
 
-// wakeStatement returns wakeSQL with the tables of the store and of a River schema.
-func wakeStatement(store *pgstore.Store, river string) string {
-	return strings.NewReplacer("PARKED", parked.In(store.Schema()), "LIMITS", parked.Qualified(store.Schema(), pgstore.Table),
-		"RIVER_JOB", parked.Qualified(river, "river_job"), "RIVER_QUEUE", parked.Qualified(river, "river_queue")).Replace(wakeSQL)
-}
-
 // wake wakes jobs of lines of one River schema, and notes in the calls what it has done.
-func wake(ctx context.Context, db parked.Querier, sql string, calls []*call) error {
+func wake(ctx context.Context, db parked.Querier, store *pgstore.Store, calls []*call) error {
 	if len(calls) == 0 {
 		return nil
 	}
-	n := len(calls)
-	names, keys, leases := make([]string, n), make([]string, n), make([]time.Duration, n)
-	limits, freed, extra := make([]int32, n), make([]int32, n), make([]int32, n)
 	var ended []int64
-	for i, c := range calls {
-		names[i], keys[i], leases[i] = c.line.name, c.line.key, c.lease
-		limits[i], freed[i], extra[i] = int32(c.limit), int32(c.freed), int32(c.extra)
+	for _, c := range calls {
 		ended = append(ended, c.ended...)
 	}
-	rows, err := db.Query(ctx, sql, calls[0].line.river, names, keys, limits, leases, freed, extra, ended)
-	if err != nil {
-		return parkedFault("wake parked jobs", err)
+	river := calls[0].line.river
+	sql := strings.NewReplacer("PARKED", parked.In(store.Schema()), "LIMITS", parked.Qualified(store.Schema(), pgstore.Table),
+		"RIVER_JOB", parked.Qualified(river, "river_job"), "RIVER_QUEUE", parked.Qualified(river, "river_queue")).Replace(wakeSQL)
+	rows, _ := db.Query(ctx, sql, river,
+		column(calls, func(c *call) string { return c.line.name }),
+		column(calls, func(c *call) string { return c.line.key }),
+		column(calls, func(c *call) int { return c.limit }),
+		column(calls, func(c *call) time.Duration { return c.lease }),
+		column(calls, func(c *call) int { return c.freed }),
+		column(calls, func(c *call) int { return c.extra }), ended)
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[found])
+	for i, f := range found {
+		calls[i].found = f
 	}
-	i := 0
-	var c call
-	_, err = pgx.ForEachRow(rows, []any{&c.woken, &c.more, &c.room, &c.dead}, func() error {
-		calls[i].woken, calls[i].more, calls[i].room, calls[i].dead = c.woken, c.more, c.room, c.dead
-		i++
-		return nil
-	})
 	return parkedFault("wake parked jobs", err)
 }

@@ -3,7 +3,6 @@ package riverlimit_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -23,6 +22,7 @@ import (
 
 const (
 	parkedRows = `SELECT count(*) FROM rate_limit_parked`
+	completed  = `SELECT count(*) FROM river_job WHERE state = 'completed'`
 	putOff     = `SELECT count(*) FROM river_job WHERE state = 'scheduled'`
 )
 
@@ -80,6 +80,14 @@ func (b *bench) tenants(t *testing.T, r *runs, workers int, m ...rivertype.Middl
 	return b.client(t, config)
 }
 
+// works starts a client with so many workers for jobs of tenants.
+func (b *bench) works(t *testing.T, workers int, config riverlimit.MiddlewareConfig) *runs {
+	t.Helper()
+	r := newRuns()
+	start(t, b.tenants(t, r, workers, middleware(t, b.store, config)))
+	return r
+}
+
 // insertTenants inserts a job for each tenant.
 func (b *bench) insertTenants(t *testing.T, in riverlimit.Inserter, tenants ...string) (inserted []*riverlimit.Inserted, err error) {
 	t.Helper()
@@ -97,20 +105,16 @@ func (b *bench) insertTenants(t *testing.T, in riverlimit.Inserter, tenants ...s
 func (b *bench) mustInsertTenants(t *testing.T, tenants ...string) []*riverlimit.Inserted {
 	t.Helper()
 	inserted, err := b.insertTenants(t, b.inserter(t), tenants...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return inserted
 }
 
 // Jobs that wait for a permit hold no worker: with three workers and a job of tenant A that does not end,
 // five more of A do not keep B's from starting. All of them run in the end.
 func TestParkedJobsHoldNoWorker(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	b.mustInsertTenants(t, append(slices.Repeat([]string{"A"}, 6), "B")...)
-	r := newRuns()
-	start(t, b.tenants(t, r, 3, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: oneOfTenant, MaxWait: time.Hour})))
+	r := b.works(t, 3, riverlimit.MiddlewareConfig{InFlight: oneOfTenant, MaxWait: time.Hour})
 	first, second := r.next(t), r.next(t)
 	if first.Args.Tenant != "A" || second.Args.Tenant != "B" {
 		t.Errorf("a job of %s starts after one of %s", second.Args.Tenant, first.Args.Tenant)
@@ -127,7 +131,6 @@ func TestParkedJobsHoldNoWorker(t *testing.T) {
 // Parked jobs that somebody cancels or deletes do not run, those that are retried run once, and nothing
 // is left of any in the table.
 func TestParkedJobsByHand(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	const each = 10
 	inserted := b.mustInsertTenants(t, slices.Repeat([]string{"A"}, 1+3*each)...)
@@ -146,16 +149,12 @@ func TestParkedJobsByHand(t *testing.T) {
 		case 2:
 			_, err = client.JobRetry(t.Context(), job.Job.ID)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	close(r.letGo)
 	b.eventually(t, 1+each, completedOnce)
 	b.eventually(t, 0, parkedRows)
-	if n := b.count(t, `SELECT count(*) FROM river_job WHERE state = 'cancelled' AND attempt = 0`); n != each {
-		t.Errorf("%d jobs are cancelled, want %d", n, each)
-	}
+	b.want(t, each, `SELECT count(*) FROM river_job WHERE state = 'cancelled' AND attempt = 0`)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for id, times := range r.times {
@@ -170,13 +169,10 @@ func TestParkedJobsByHand(t *testing.T) {
 
 // Jobs that are parked for a key that is erased start, though nothing is left that would wake them.
 func TestParkedJobsOfAnErasedKey(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	longer := oneAtOnce
 	longer.Lease = time.Hour
-	if held, err := b.store.Permits().Acquire(t.Context(), longer.For("A")); err != nil || !held.OK {
-		t.Fatal(held, err)
-	}
+	b.hold(t, longer.For("A"))
 	r := newRuns()
 	close(r.letGo)
 	b.mustInsertTenants(t, "A", "A", "B")
@@ -197,7 +193,6 @@ func TestParkedJobsOfAnErasedKey(t *testing.T) {
 
 // A job of weight 3 is not woken before it fits, and is not passed over.
 func TestParkedByWeight(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	limit := ratelimit.InFlight{Name: "weighed", Limit: 3}
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) ratelimit.PermitRequest {
@@ -216,10 +211,8 @@ func TestParkedByWeight(t *testing.T) {
 	b.eventually(t, 2, putOff)
 	r.letGo <- struct{}{}
 	r.letGo <- struct{}{}
-	b.eventually(t, 2, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
-	if n := b.count(t, putOff); n != 2 {
-		t.Errorf("%d jobs wait, want 2", n)
-	}
+	b.eventually(t, 2, completed)
+	b.want(t, 2, putOff)
 	close(r.letGo)
 	if job := r.next(t); job.Args.Tenant != "333" {
 		t.Errorf("a job of weight %d is first", len(job.Args.Tenant))
@@ -230,21 +223,16 @@ func TestParkedByWeight(t *testing.T) {
 
 // Inserter parks what cannot start, in its own transaction, and no more than is wanted.
 func TestInsertParked(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	in := b.inserter(t)
 	in.InFlight, in.MaxParked = oneOfTenant, 3
 	inserted, err := b.insertTenants(t, in, "A", "A", "B", "A")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if n := b.count(t, parkedRows); n != 2 || b.count(t, putOff) != 2 {
 		t.Errorf("%d jobs are parked, want 2", n)
 	}
 	for i, want := range []time.Duration{0, oneAtOnce.LeaseOrDefault(), 0, 24 * time.Hour} { // the first of the line comes by itself
-		if wait := time.Until(inserted[i].Job.ScheduledAt); (wait - want).Abs() > patience/3 {
-			t.Errorf("job %d is put off for %v, want %v", i, wait, want)
-		}
+		wantWait(t, inserted[i].Job, want, patience/3)
 	}
 	lines, err := riverlimit.Lines(t.Context(), b.store, "", 10)
 	if err != nil || len(lines) != 1 || lines[0].Limit != "one" || lines[0].Key != "A" || lines[0].Jobs != 2 || time.Since(lines[0].Since) > patience {
@@ -254,15 +242,12 @@ func TestInsertParked(t *testing.T) {
 	if full, ok := errors.AsType[*riverlimit.LineFullError](err); !ok || full.Limit != "one" || full.Most != 3 || !errors.Is(err, ratelimit.ErrRefused) {
 		t.Errorf("got %v, want the error of a full line", err)
 	}
-	if n := b.count(t, `SELECT count(*) FROM river_job`); n != 4 {
-		t.Errorf("%d jobs, want 4", n)
-	}
+	b.want(t, 4, `SELECT count(*) FROM river_job`)
 	if inserted, err = b.insertTenants(t, in, "C", "A"); err != nil || inserted[0].Job.State != rivertype.JobStateAvailable {
 		t.Fatal(inserted, err)
 	}
-	r := newRuns()
+	r := b.works(t, 10, riverlimit.MiddlewareConfig{InFlight: oneOfTenant})
 	close(r.letGo)
-	start(t, b.tenants(t, r, 10, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: oneOfTenant})))
 	b.eventually(t, 6, completedOnce)
 	b.eventually(t, 0, parkedRows)
 	if r.most != 1 {
@@ -272,15 +257,9 @@ func TestInsertParked(t *testing.T) {
 
 // Jobs in line start when a limit that was switched off is on again.
 func TestParkedWhileRefused(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
-	limits, err := catalog.NewInMemory(nil)
-	if err == nil {
-		err = limits.PublishInFlight(t.Context(), oneAtOnce)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	limits := newCatalog(t)
+	must(t, limits.PublishInFlight(t.Context(), oneAtOnce))
 	b.mustInsertTenants(t, "A", "A", "A")
 	r := newRuns()
 	client := b.tenants(t, r, 10, middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: oneOfTenant, Catalog: limits, MaxWait: time.Millisecond}))
@@ -289,76 +268,56 @@ func TestParkedWhileRefused(t *testing.T) {
 	b.eventually(t, 2, putOff)
 	set := func(mode ratelimit.Mode) {
 		t.Helper()
-		if _, err := limits.Set(t.Context(), oneAtOnce.Name, catalog.AllKeys, catalog.Override{Mode: mode}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(limits.Set(t.Context(), oneAtOnce.Name, catalog.AllKeys, catalog.Override{Mode: mode})))
 	}
 	set(ratelimit.ModeRefuse)
 	close(r.letGo)
 	// The next is woken, and refused by the mode, which puts it off for a minute.
-	const refused = `state = 'scheduled' AND scheduled_at < now() + interval '62 s' AND id NOT IN (SELECT job FROM %s.rate_limit_parked)`
-	here := fmt.Sprintf(refused, b.Schema)
-	b.eventually(t, 1, `SELECT least(count(*), 1) FROM river_job WHERE `+here)
+	const refused = `state = 'scheduled' AND scheduled_at < now() + interval '62 s' AND id NOT IN (SELECT job FROM rate_limit_parked)`
+	b.eventually(t, 1, `SELECT least(count(*), 1) FROM river_job WHERE `+refused)
 	set(ratelimit.ModeEnforce)
-	b.inTx(t, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), fmt.Sprintf(`UPDATE %s.river_job SET state = 'available', scheduled_at = now() WHERE %s`, b.Schema, here))
-		return err
-	})
+	b.exec(t, `UPDATE river_job SET state = 'available', scheduled_at = now() WHERE `+refused)
 	b.eventually(t, 3, completedOnce)
 }
 
 // Without the table a job that gets no permit is put off, and says why.
 func TestParkedNotMigrated(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
-	b.inTx(t, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), "DROP TABLE "+b.Schema+".rate_limit_parked")
-		return err
-	})
-	if permit, err := b.store.Permits().Acquire(t.Context(), oneAtOnce.For("")); err != nil || !permit.OK {
-		t.Fatal(permit, err)
-	}
+	b.exec(t, "DROP TABLE rate_limit_parked")
+	b.hold(t, oneAtOnce.For(""))
 	var told error
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{
 		InFlight: func(*rivertype.JobRow) ratelimit.PermitRequest { return oneAtOnce.For("") },
 		Observe:  func(_ context.Context, e ratelimit.Event) { told = e.Err },
 	})
-	job := newOne(t, b, m).work(nil, river.EventKindJobSnoozed, 0)
-	if !errors.Is(told, riverlimit.ErrNotMigrated) || !strings.Contains(told.Error(), "--set river") || job.Attempt != 0 {
-		t.Errorf("got %v after %d attempts", told, job.Attempt)
+	newOne(t, b, m).work(nil, river.EventKindJobSnoozed, 0)
+	if !errors.Is(told, riverlimit.ErrNotMigrated) || !strings.Contains(told.Error(), "--set river") {
+		t.Errorf("got %v", told)
 	}
 }
 
 // Jobs that a limit refuses have places behind each other, at its rate, also when they are asked for by
 // different processes; a job that is refused again at its turn keeps it, and long after it gets another.
 func TestRefusedJobsStandBehindEachOther(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	limit := ratelimit.TokenBucket{Name: "few", Rate: 1, Period: time.Hour, Capacity: 1, MaxReserved: ratelimit.None}
-	if _, err := b.store.Allow(t.Context(), limit.For("")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(b.store.Allow(t.Context(), limit.For(""))))
 	for i := range 4 {
 		o := newOne(t, b, middleware(t, newStore(t, b.Pool, b.Schema), riverlimit.MiddlewareConfig{Limits: each(limit)}))
 		job := o.work(nil, river.EventKindJobSnoozed, 0)
-		if wait := time.Until(job.ScheduledAt).Hours(); math.Abs(wait-float64(2*i+1)) > 0.1 {
-			t.Errorf("job %d is put off for %.2f hours, want %d", i, wait, 2*i+1)
-		}
+		wantWait(t, job, time.Duration(2*i+1)*time.Hour, 6*time.Minute)
 		last := o.work(job, river.EventKindJobSnoozed, 0)
 		if time.Until(last.ScheduledAt) > 61*time.Minute {
 			t.Errorf("job %d was refused again, and is put off for %v", i, time.Until(last.ScheduledAt))
 		}
 		last = o.work(o.longAgo(last, "turn"), river.EventKindJobSnoozed, 0)
-		if wait := time.Until(last.ScheduledAt).Hours(); math.Abs(wait-float64(2*i+2)) > 0.1 {
-			t.Errorf("job %d comes long after its turn, and is put off for %.2f hours, want %d", i, wait, 2*i+2)
-		}
+		wantWait(t, last, time.Duration(2*i+2)*time.Hour, 6*time.Minute) // it comes long after its turn
 	}
 }
 
 // A limit that others share is reserved for work that starts now: while a job waits for the narrow one
 // nothing is taken from it.
 func TestSharedLimitIsReservedLast(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	narrow := ratelimit.TokenBucket{Name: "narrow", Rate: 1, Period: time.Hour, Capacity: 1}
 	for name, requests := range map[string][]ratelimit.Request{

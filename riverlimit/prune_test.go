@@ -14,16 +14,9 @@ import (
 func TestPruneGates(t *testing.T) {
 	ctx, now := t.Context(), time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	limit := ratelimit.TokenBucket{Name: "calls", Rate: 60, Period: time.Minute, Capacity: 5}
-	limits, err := catalog.NewInMemory(nil)
-	if err == nil {
-		err = limits.Publish(ctx, limit)
-	}
-	if err == nil {
-		_, err = limits.Set(ctx, "calls", "large", catalog.Override{Capacity: 1000})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	limits := newCatalog(t)
+	must(t, limits.Publish(ctx, limit))
+	must(t, errOf(limits.Set(ctx, "calls", "large", catalog.Override{Capacity: 1000})))
 	bench := newBench(t)
 	m := middleware(t, bench.store, riverlimit.MiddlewareConfig{Limits: each(limit), HardStart: true, Catalog: limits})
 	store := memstore.New(func() time.Time { return now })

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
@@ -22,65 +21,43 @@ func TestMain(m *testing.M) {
 const (
 	jobs      = 60
 	perSecond = 20
-
-	// ideal is how long jobs take at the limit's rate, the first one at once.
-	ideal = (jobs - 1) * time.Second / perSecond
 )
 
 // insertPlain inserts n jobs that are due and not limited.
 func (b *bench) insertPlain(t testing.TB, n int) {
 	t.Helper()
-	params := make([]riverlimit.InsertManyParams, n)
-	for i := range params {
-		params[i].Args = callArgs{i}
-	}
-	in := b.inserter(t)
-	b.inTx(t, func(tx pgx.Tx) error {
-		_, err := in.InsertManyTx(t.Context(), tx, params)
-		return err
-	})
+	b.insert(t, b.inserter(t), numbered(n))
 }
 
 const completedOnce = `SELECT count(*) FROM river_job WHERE state = 'completed' AND attempt = 1 AND errors IS NULL`
 
-// Jobs that are all there at once start at the rate, and each reserves once.
+// calls is a limit of perSecond starts.
+var calls = ratelimit.TokenBucket{Name: "calls", Rate: perSecond, Period: time.Second, Capacity: 1}
+
+// callsAndTokens is calls, and a limit that has enough for all jobs, but is refilled slowly.
+func callsAndTokens(*rivertype.JobRow) []ratelimit.Request {
+	return []ratelimit.Request{calls.For(""), slowTokens.For("")}
+}
+
+// Jobs that are all there at once start at the rate, and each reserves once. So do those that were reserved
+// for when they were inserted, and that River brings in bunches; what is paid is not paid again.
 func TestMiddlewareHardStart(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	b := newBench(t)
-	b.insertPlain(t, jobs)
-	var started starts
-	limit := ratelimit.TokenBucket{Name: "calls", Rate: perSecond, Period: time.Second, Capacity: 1}
-	both := func(*rivertype.JobRow) []ratelimit.Request {
-		return []ratelimit.Request{limit.For(""), slowTokens.For("")}
-	}
-	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: both, HardStart: true})
-
-	stalled := measureStalls()
-	begun := time.Now()
-	start(t, b.client(t, b.config(func(context.Context, *river.Job[callArgs]) error {
-		started.add()
-		return nil
-	}, m)))
-	b.eventually(t, jobs, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
-	total, stall := time.Since(begun), stalled()
-
-	sorted := started.sorted()
-	most := mostIn(sorted, time.Second-stall)
-	t.Logf("%d jobs at %d/s: most starts in any second %d (bound %d); first to last start %.2f s, in all %.2f s, ideal %.2f s (+%.1f %%), the machine stood still for %v at most; snoozes %d; attempts burned %d",
-		len(sorted), perSecond, most, perSecond, sorted[len(sorted)-1].Seconds(), total.Seconds(), ideal.Seconds(),
-		100*(total.Seconds()/ideal.Seconds()-1), stall.Round(time.Millisecond),
-		b.count(t, `SELECT coalesce(sum((metadata->>'snoozes')::int), 0)::int FROM river_job`),
-		b.count(t, `SELECT sum(attempt - 1)::int FROM river_job`))
-	if len(sorted) != jobs {
-		t.Errorf("%d starts, want %d", len(sorted), jobs)
-	}
-	if most > perSecond {
-		t.Errorf("%d starts in a second, want at most %d", most, perSecond)
-	}
-	wantValue(t, b, slowTokens.Name, slowTokens.Capacity-jobs)
-	if got := b.count(t, completedOnce); got != jobs {
-		t.Errorf("%d jobs completed at their first attempt and without errors, want %d", got, jobs)
+	for name, requests := range map[string][]ratelimit.Request{"plain": nil, "inserted": callsAndTokens(nil)} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.insert(t, b.inserter(t), numbered(jobs, requests...))
+			begun := time.Now()
+			sorted, stall := b.startsOf(t, jobs, middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: callsAndTokens, HardStart: true}))
+			most := mostIn(sorted, time.Second-stall)
+			t.Logf("%d jobs at %d/s in %v: most starts in any second %d; the machine stood still for %v at most", jobs, perSecond, time.Since(begun), most, stall)
+			if len(sorted) != jobs || most > perSecond {
+				t.Errorf("%d starts, %d in a second, want %d, and at most %d", len(sorted), most, jobs, perSecond)
+			}
+			wantValue(t, b, slowTokens.Name, slowTokens.Capacity-jobs)
+			b.want(t, jobs, completedOnce)
+		})
 	}
 }
 
@@ -88,151 +65,37 @@ func TestMiddlewareHardStart(t *testing.T) {
 // those that have to wait for their turn at the first.
 func TestHardStartBesideSlowLimit(t *testing.T) {
 	pgtest.Long(t)
-	t.Parallel()
 	b := newBench(t)
 	const n = 14
 	b.insertPlain(t, n)
-	limit := ratelimit.TokenBucket{Name: "calls", Rate: perSecond, Period: time.Second, Capacity: 1}
-	both := func(*rivertype.JobRow) []ratelimit.Request {
-		return []ratelimit.Request{limit.For(""), slowTokens.For("")}
-	}
-	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: both, HardStart: true, MaxWait: 100 * time.Millisecond})
+	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: callsAndTokens, HardStart: true, MaxWait: 100 * time.Millisecond})
 	start(t, b.client(t, b.config(func(context.Context, *river.Job[callArgs]) error { return nil }, m)))
 	b.eventually(t, n, `SELECT count(*) FROM river_job WHERE state = 'completed' OR scheduled_at > now() + interval '1 min'`)
-	if got := b.count(t, completedOnce); got != n {
-		t.Errorf("%d jobs completed, want %d: the others are put off for more than a minute", got, n)
-	}
+	b.want(t, n, completedOnce)
 }
 
-// The same with reservations made when inserting, and no middleware.
-func TestInsertTimeReservations(t *testing.T) {
+// Without HardStart the reservations' instants are kept all the same, those of the middleware and, without one,
+// those of insertion: a job never starts early, and none is asked twice.
+func TestReservationsAreKept(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	b := newBench(t)
-	limit := ratelimit.TokenBucket{Name: "calls", Rate: perSecond, Period: time.Second, Capacity: 1}
-	params := make([]riverlimit.InsertManyParams, jobs)
-	for i := range params {
-		params[i] = riverlimit.InsertManyParams{Args: callArgs{i}, Requests: []ratelimit.Request{limit.For("")}}
-	}
-	in := b.inserter(t)
-	var inserted []*riverlimit.Inserted
-	b.inTx(t, func(tx pgx.Tx) (err error) {
-		inserted, err = in.InsertManyTx(t.Context(), tx, params)
-		return err
-	})
-
-	// Exact: each that must wait is due one twentieth of a second after the one
-	// before. (The first is due at once, which is when it was answered.)
-	for i := 2; i < jobs; i++ {
-		got := inserted[i].Reservation.RetryAt.Sub(inserted[1].Reservation.RetryAt)
-		want := time.Duration(i-1) * time.Second / perSecond
-		if off := (got - want).Abs(); off > time.Microsecond {
-			t.Errorf("job %d is due %v after the second, want %v", i, got, want)
-		}
-	}
-
-	start(t, b.client(t, b.config(func(context.Context, *river.Job[callArgs]) error { return nil })))
-	b.eventually(t, jobs, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
-
-	// attempted_at is the database's clock, read when River fetched the job.
-	early := b.count(t, `SELECT count(*) FROM river_job WHERE attempted_at < (metadata->'ratelimit'->>'at')::timestamptz`)
-	if early != 0 {
-		t.Errorf("%d jobs started early", early)
-	}
-	// The long run: of n jobs, those that started by any instant are at most
-	// those whose capacity had come in, one and twenty a second.
-	over := b.count(t, `
-		WITH j AS (
-			SELECT attempted_at, (metadata->'ratelimit'->>'at')::timestamptz AS due FROM river_job
-		), s AS (
-			SELECT row_number() OVER (ORDER BY attempted_at) AS n,
-				0.05 + extract(epoch FROM attempted_at - (SELECT due FROM j ORDER BY due OFFSET 1 LIMIT 1)) AS t
-			FROM j
-		) SELECT count(*) FROM s WHERE n > 1 + 20 * t + 0.0001`)
-	if over != 0 {
-		t.Errorf("%d jobs were ahead of the rate", over)
-	}
-	if got := b.count(t, completedOnce); got != jobs {
-		t.Errorf("%d jobs completed at their first attempt and without errors, want %d", got, jobs)
-	}
-	var span, worst float64
-	b.query(t, `SELECT extract(epoch FROM max(attempted_at) - min(attempted_at))::float8,
-		max(extract(epoch FROM attempted_at - (metadata->'ratelimit'->>'at')::timestamptz))::float8 FROM river_job`, &span, &worst)
-	t.Logf("%d jobs at %d/s: early %d, ahead of the rate %d; first to last start %.2f s (ideal %.2f s), the latest %.2f s after its instant",
-		jobs, perSecond, early, over, span, ideal.Seconds(), worst)
-}
-
-// Reserved when inserted, and spaced by the middleware: what is paid is not
-// paid again, and what River brings in bunches starts one by one.
-func TestInsertTimeReservationsHardStart(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	b := newBench(t)
-	const n = 40
-	limit := ratelimit.TokenBucket{Name: "calls", Rate: perSecond, Period: time.Second, Capacity: 1}
-	params := make([]riverlimit.InsertManyParams, n)
-	for i := range params {
-		params[i] = riverlimit.InsertManyParams{Args: callArgs{i}, Requests: []ratelimit.Request{limit.For("")}}
-	}
-	in := b.inserter(t)
-	b.inTx(t, func(tx pgx.Tx) error {
-		_, err := in.InsertManyTx(t.Context(), tx, params)
-		return err
-	})
-	var ts time.Time
-	b.query(t, `SELECT ts FROM rate_limits WHERE name = 'calls'`, &ts)
-
-	var started starts
-	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(limit), HardStart: true})
-	stalled := measureStalls()
-	start(t, b.client(t, b.config(func(context.Context, *river.Job[callArgs]) error {
-		started.add()
-		return nil
-	}, m)))
-	b.eventually(t, n, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
-	sorted := started.sorted()
-	most := mostIn(sorted, time.Second-stalled())
-	t.Logf("%d jobs, inserted with reservations at %d/s: most starts in any second %d, first to last start %v",
-		n, perSecond, most, sorted[len(sorted)-1].Round(time.Millisecond))
-	if most > perSecond {
-		t.Errorf("%d starts in a second, want at most %d", most, perSecond)
-	}
-	var after time.Time
-	b.query(t, `SELECT ts FROM rate_limits WHERE name = 'calls'`, &after)
-	if !after.Equal(ts) {
-		t.Error("the middleware reserved again")
-	}
-}
-
-// Without HardStart the reservations' instants are kept all the same: a job
-// never starts early, and none is asked twice.
-func TestMiddlewareAverages(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	b := newBench(t)
-	const n, burst = 60, 10
-	b.insertPlain(t, n)
-	var started starts
-	limit := ratelimit.TokenBucket{Name: "calls", Rate: perSecond, Period: time.Second, Capacity: burst}
-	// A MaxWait that is below River's poll sends nearly all through a snooze.
-	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(limit), MaxWait: 200 * time.Millisecond})
-	start(t, b.client(t, b.config(func(_ context.Context, job *river.Job[callArgs]) error {
-		started.add()
-		return nil
-	}, m)))
-	b.eventually(t, n, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
-	sorted := started.sorted()
-	snoozes := b.count(t, `SELECT coalesce(sum((metadata->>'snoozes')::int), 0)::int FROM river_job`)
-	t.Logf("%d jobs at %d/s, burst %d: first to last start %v, %d snoozes", n, perSecond, burst, sorted[n-1].Round(time.Millisecond), snoozes)
-	if got := b.count(t, completedOnce); got != n {
-		t.Errorf("%d jobs completed at their first attempt and without errors, want %d", got, n)
-	}
-	// finalized_at is the worker's clock, which is the database's here.
-	early := b.count(t, `SELECT count(*) FROM river_job WHERE finalized_at < (metadata->'ratelimit'->>'at')::timestamptz`)
-	if early != 0 {
-		t.Errorf("%d jobs were done before their instants", early)
-	}
-	if snoozes > 3*n {
-		t.Errorf("%d snoozes of %d jobs: they ask again and again", snoozes, n)
+	burst := calls
+	burst.Capacity = 10
+	for name, requests := range map[string][]ratelimit.Request{"at execution": nil, "at insertion": {calls.For("")}} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.insert(t, b.inserter(t), numbered(jobs, requests...))
+			var m []rivertype.Middleware
+			if requests == nil { // a MaxWait that is below River's poll sends nearly all through a snooze
+				m = append(m, middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(burst), MaxWait: 200 * time.Millisecond}))
+			}
+			b.startsOf(t, jobs, m...)
+			// finalized_at is the worker's clock, which is the database's here.
+			early := b.count(t, `SELECT count(*) FROM river_job WHERE finalized_at < (metadata->'ratelimit'->>'at')::timestamptz`)
+			snoozes := b.count(t, `SELECT coalesce(sum((metadata->>'snoozes')::int), 0)::int FROM river_job`)
+			if once := b.count(t, completedOnce); early != 0 || snoozes > 3*jobs || once != jobs {
+				t.Errorf("%d of %d jobs started early, %d snoozes, %d completed at their first attempt", early, jobs, snoozes, once)
+			}
+		})
 	}
 }

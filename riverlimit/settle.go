@@ -37,15 +37,13 @@ func SettleTx(ctx context.Context, tx pgx.Tx, store *pgstore.Store, job *riverty
 	if err != nil {
 		return err
 	}
-	known := make([]bool, len(used))
-	for i, r := range used {
+	for _, r := range used {
 		if err := r.Validate(); err != nil {
 			return err
 		}
-		known[i] = slices.ContainsFunc(receipts, func(of *ratelimit.Receipt) bool {
+		if !slices.ContainsFunc(receipts, func(of *ratelimit.Receipt) bool {
 			return slices.ContainsFunc(receipt.Payments(of), func(p receipt.Payment) bool { return pays(p, r) })
-		})
-		if !known[i] {
+		}) {
 			return invalid("Used", r, "is a limit and key for which nothing was reserved")
 		}
 	}

@@ -45,40 +45,33 @@ func wantValue(t *testing.T, b *bench, name string, want float64) {
 // What was reserved when the jobs were inserted is settled where they are worked, less and
 // more, with the receipt that travels in their metadata.
 func TestSettleInsertTime(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	requests := ratelimit.TokenBucket{Name: "requests", Rate: 1, Period: 1000 * time.Hour, Capacity: 100}
 	in := b.inserter(t)
 	b.inTx(t, func(tx pgx.Tx) error {
-		params := make([]riverlimit.InsertManyParams, 4)
-		for i := range params {
-			params[i] = riverlimit.InsertManyParams{Args: callArgs{i}, Requests: []ratelimit.Request{slowTokens.ForN("org", 100), requests.For("org")}}
-		}
+		params := numbered(4, slowTokens.ForN("org", 100), requests.For("org"))
 		_, err := in.InsertManyTx(t.Context(), tx, params)
 		return err
 	})
 	wantValue(t, b, "tokens", 600)
 	used := []float64{30, 0, 100, 470}
 	start(t, b.client(t, b.config(b.finishing(func(n int) float64 { return used[n] }))))
-	b.eventually(t, 4, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+	b.eventually(t, 4, completed)
 	wantValue(t, b, "tokens", 1000-600)
 	wantValue(t, b, "requests", 96)
 }
 
 // What the middleware has reserved is settled too, at the gate as well.
 func TestSettleHardStart(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	limits := func(*rivertype.JobRow) []ratelimit.Request { return []ratelimit.Request{slowTokens.ForN("org", 100)} }
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: limits, HardStart: true, StartSlack: time.Minute}) // no start is too late
 	client := b.client(t, b.config(b.finishing(func(n int) float64 { return float64(40 + 110*n) }), m))
 	for n := range 2 {
-		if _, err := client.Insert(t.Context(), callArgs{n}, nil); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errOf(client.Insert(t.Context(), callArgs{n}, nil)))
 	}
 	start(t, client)
-	b.eventually(t, 2, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+	b.eventually(t, 2, completed)
 	wantValue(t, b, "tokens", 1000-40-150)
 	wantValue(t, b, "tokens:start", 1000-40-150)
 }
@@ -87,7 +80,6 @@ func TestSettleHardStart(t *testing.T) {
 // reserves anew, settles that.
 func TestSettleAfterFailure(t *testing.T) {
 	pgtest.Long(t)
-	t.Parallel()
 	b := newBench(t)
 	limits := func(*rivertype.JobRow) []ratelimit.Request { return []ratelimit.Request{slowTokens.ForN("org", 100)} }
 	work := func(ctx context.Context, job *river.Job[callArgs]) error {
@@ -110,16 +102,13 @@ func TestSettleAfterFailure(t *testing.T) {
 		})
 	}
 	client := b.client(t, b.config(work, middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: limits})))
-	if _, err := client.Insert(t.Context(), callArgs{}, nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(client.Insert(t.Context(), callArgs{}, nil)))
 	start(t, client)
 	b.eventually(t, 1, `SELECT count(*) FROM river_job WHERE state = 'completed' AND attempt = 2`)
 	wantValue(t, b, "tokens", 1000-100-60)
 }
 
 func TestSettleInvalid(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	in := b.inserter(t)
 	b.inTx(t, func(tx pgx.Tx) error {
@@ -151,7 +140,6 @@ func TestSettleInvalid(t *testing.T) {
 // A job that is cancelled before it begins gives its reservation back, from what is in
 // its metadata; one that has begun does not.
 func TestCancelTx(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	in := b.inserter(t)
 	for _, test := range []struct {
@@ -160,11 +148,7 @@ func TestCancelTx(t *testing.T) {
 		want    bool
 	}{{"not begun", 0, true}, {"begun", 1, false}} {
 		t.Run(test.name, func(t *testing.T) {
-			var job *riverlimit.Inserted
-			b.inTx(t, func(tx pgx.Tx) (err error) {
-				job, err = in.InsertTx(t.Context(), tx, callArgs{}, nil, slowTokens.ForN(test.name, 100))
-				return err
-			})
+			job := b.insert(t, in, numbered(1, slowTokens.ForN(test.name, 100)))[0]
 			b.inTx(t, func(tx pgx.Tx) error {
 				row, err := in.Client.JobCancelTx(t.Context(), tx, job.Job.ID)
 				if err != nil {
@@ -194,30 +178,14 @@ func TestCancelTx(t *testing.T) {
 func TestInsertManyIsOneReservation(t *testing.T) {
 	pgtest.Long(t)
 	const jobs, limited = 500, 20
-	took := map[int]time.Duration{}
 	for _, shards := range []int{1, 8} {
 		t.Run(fmt.Sprint(shards), func(t *testing.T) {
 			b := newBench(t)
 			in := b.inserter(t)
 			l := ratelimit.TokenBucket{Name: "calls", Rate: limited, Period: time.Second, Capacity: limited, Shards: shards}
-			params := make([]riverlimit.InsertManyParams, jobs)
-			for i := range params {
-				params[i] = riverlimit.InsertManyParams{Args: callArgs{i}, Requests: []ratelimit.Request{l.For("")}}
-			}
-			if err := b.store.Take(t.Context(), l.ForN("", limited)); err != nil {
-				t.Fatal(err)
-			}
-			var inserted []*riverlimit.Inserted
-			for range 3 { // the first time pgx prepares the statements
-				begun := time.Now()
-				b.inTx(t, func(tx pgx.Tx) (err error) {
-					inserted, err = in.InsertManyTx(t.Context(), tx, params)
-					return err
-				})
-				if d := time.Since(begun); took[shards] == 0 || d < took[shards] {
-					took[shards] = d
-				}
-			}
+			params := numbered(jobs, l.For(""))
+			must(t, b.store.Take(t.Context(), l.ForN("", limited)))
+			inserted := b.insert(t, in, params)
 			for i := 1; i < jobs; i++ {
 				gap := inserted[i].Reservation.RetryAt.Sub(inserted[i-1].Reservation.RetryAt)
 				if off := gap - time.Second/limited; off.Abs() > 2*time.Microsecond {
@@ -228,9 +196,7 @@ func TestInsertManyIsOneReservation(t *testing.T) {
 				}
 			}
 			before, err := b.store.Check(t.Context(), l.ForN("", 0))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			for _, i := range []int{0, 7, 499} {
 				if ok, err := b.store.Cancel(t.Context(), inserted[i].Reservation.Receipt); !ok || err != nil {
 					t.Errorf("Cancel() of job %d: %v, %v", i, ok, err)
@@ -242,5 +208,4 @@ func TestInsertManyIsOneReservation(t *testing.T) {
 			}
 		})
 	}
-	t.Logf("%d jobs: %v with one row, %v with 8 shards", jobs, took[1], took[8])
 }

@@ -1,6 +1,7 @@
 package riverlimit
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -101,7 +102,7 @@ func (m *Middleware) scheduled(r ratelimit.Request) ratelimit.Request {
 	if !m.config.HardStart || !ok {
 		return r
 	}
-	limit.Capacity = capacityOr(limit.Capacity, limit.Rate)
+	limit.Capacity = cmp.Or(limit.Capacity, limit.Rate)
 	limit.Period = m.stretched(limit.Period)
 	r.Limit = limit
 	return r
@@ -110,14 +111,6 @@ func (m *Middleware) scheduled(r ratelimit.Request) ratelimit.Request {
 // aheadSlacks is how many times the slack a gate grants ahead.
 const aheadSlacks = 4
 
-// capacityOr returns a capacity with its default filled in, which is the rate.
-func capacityOr(capacity, rate float64) float64 {
-	if capacity == 0 {
-		return rate
-	}
-	return capacity
-}
-
 // stretched returns a limit's period with the slack in it, and a microsecond: then the tokens
 // refilled during a period and the slack are fewer than Rate, and whole tokens are at most Rate
 // − 1.
@@ -125,13 +118,11 @@ func (m *Middleware) stretched(period time.Duration) time.Duration {
 	return (period + m.config.StartSlack + 2*time.Microsecond - 1).Truncate(time.Microsecond)
 }
 
-// gate returns the request of r to the limit on starts. Taking from a token bucket at the very
-// instants t1 … tn takes at most Capacity + Rate · (tn − t1) / Period. A start is up to the
-// slack after its taking, so those in a window of the limit's period were taken within the
-// period and the slack.
+// gate returns the request of r to the limit on starts. What is taken from a token bucket between t1 and
+// tn is at most Capacity + Rate · (tn − t1) / Period. A start is up to the slack after its taking, so
+// those in a window of the limit's period were taken within the period and the slack.
 //
-// It grants a little ahead, so that the way to the database and back is not added
-// to the spacing. A pause does not stop a job that was granted its start before.
+// It grants a little ahead, so that the way to the database and back is not added to the spacing.
 func (m *Middleware) gate(r ratelimit.Request) ratelimit.Request {
 	d := r.Limit.Definition()
 	capacity := max(d.Capacity, r.Count)
@@ -146,14 +137,11 @@ func (m *Middleware) gate(r ratelimit.Request) ratelimit.Request {
 	return r
 }
 
-// pass has the job pay at the gates and returns its receipt if it may start, which it
-// must do at once. Of the jobs in this process only one at a time asks at a
-// gate, the others queue: those that are late would otherwise all ask each time
-// one of them may start.
+// pass has the job pay at the gates, and returns its receipt if it may start, which it must do at once.
+// Only one job of this process at a time asks at a gate, so that not all ask each time one may start.
 //
-// A grant that is not used is lost, but for those of sliding windows. It must not be
-// given back: jobs that were granted theirs after it have their instants, and another
-// one, at once, would be a start that the spacing between those does not allow for.
+// A grant that is not used is lost, except those of sliding windows. If it were given back, another job
+// would start between jobs whose spacing does not allow for it.
 func (m *Middleware) pass(ctx context.Context, gates []ratelimit.Request) (*ratelimit.Receipt, error) {
 	if len(gates) == 0 {
 		return nil, nil
@@ -177,9 +165,12 @@ func (m *Middleware) pass(ctx context.Context, gates []ratelimit.Request) (*rate
 		if err != nil {
 			return nil, err
 		}
-		late, err := m.atItsInstant(ctx, asked, result)
-		if err != nil || late <= m.config.StartSlack && !m.over(gates, asked, result) {
+		if err := m.sleepUntil(ctx, decided(result, asked), result.RetryAt); err != nil {
 			return result.Receipt, err
+		}
+		late := time.Since(asked) - result.RetryAfter // at most: the database decided after it was asked
+		if late <= m.config.StartSlack && !m.over(gates, asked, result) {
+			return result.Receipt, nil
 		}
 		m.config.Logger.WarnContext(ctx, "riverlimit: too late to start; asking again",
 			slog.Duration("late", late), slog.Duration("start_slack", m.config.StartSlack))
@@ -274,39 +265,30 @@ func (m *Middleware) ask(ctx context.Context, gates []ratelimit.Request) (asked 
 		if err != nil || result.OK {
 			return asked, result, err
 		}
-		now := decided(result, asked)
-		if now.until(result.RetryAt) > m.config.MaxWait {
-			return asked, result, now.snooze(result.RetryAt.Add(-m.config.MaxWait / 2))
-		}
-		if !sleep(ctx, now.until(result.RetryAt)) {
-			return asked, result, ctx.Err()
+		if err := m.sleepUntil(ctx, decided(result, asked), result.RetryAt); err != nil {
+			return asked, result, err
 		}
 	}
 }
 
-// atItsInstant waits for the instant that was granted, and returns how long ago it
-// is at most: the database decided after it was asked.
-func (m *Middleware) atItsInstant(ctx context.Context, asked time.Time, result ratelimit.Result) (late time.Duration, err error) {
-	now := decided(result, asked)
-	if now.until(result.RetryAt) > m.config.MaxWait { // in a pause
-		return 0, now.snooze(result.RetryAt.Add(-m.config.MaxWait / 2))
+// sleepUntil waits for an instant. If it is later than MaxWait, as in a pause, it returns a snooze.
+func (m *Middleware) sleepUntil(ctx context.Context, now *instant, at time.Time) error {
+	if now.until(at) > m.config.MaxWait {
+		return now.snooze(at.Add(-m.config.MaxWait / 2))
 	}
-	if !sleep(ctx, now.until(result.RetryAt)) {
-		return 0, ctx.Err()
+	if !sleep(ctx, now.until(at)) {
+		return ctx.Err()
 	}
-	return time.Since(asked) - result.RetryAfter, nil
+	return nil
 }
 
-// passed returns how long it takes at least until n jobs that ask as this one does have
-// passed the gates, which may be full: a gate with a large capacity may have room for all
-// of them at once, however slowly it is refilled.
+// passed returns how long it takes at least until n jobs that ask as this one does have passed the gates,
+// which may be full.
 func passed(gates []ratelimit.Request, n int) time.Duration {
 	longest := time.Duration(0)
 	for _, g := range gates {
-		d := g.Limit.Definition()
-		missing := max(0, float64(n)*g.Count-d.Capacity)
-		need := min(missing/d.Rate*float64(d.Period), float64(ratelimit.MaxSpan))
-		longest = max(longest, time.Duration(need))
+		missing := max(0, float64(n)*g.Count-g.Limit.Definition().Capacity)
+		longest = max(longest, span(missing, g))
 	}
 	return longest
 }

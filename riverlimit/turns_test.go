@@ -16,6 +16,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/riverlimit"
 )
 
@@ -45,25 +46,6 @@ func (s *statements) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.Tra
 func (*statements) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
 func (*statements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
 
-// countedStore is a store on a pool of its own, and the statements that it sends.
-func (b *bench) countedStore(t testing.TB) (*statements, *bench) {
-	t.Helper()
-	config, err := pgxpool.ParseConfig(b.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.MaxConns = 10
-	config.ConnConfig.RuntimeParams["search_path"] = ""
-	sent := &statements{}
-	config.ConnConfig.Tracer = sent
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	return sent, &bench{b.DB, newStore(t, pool, b.Schema)}
-}
-
 // tenantArgs is a job of a tenant.
 type tenantArgs struct {
 	Tenant string `json:"tenant"`
@@ -76,12 +58,12 @@ func tenantOf(job *rivertype.JobRow) string {
 	return strings.Trim(rest, `:"} `)
 }
 
-// turnsRun is a run in which a flood of jobs of tenant A is there, and then 10 of tenant B.
+// turnsRun is a run in which 10 workers work jobs of tenants A, B and so on.
 type turnsRun struct {
 	name     string
 	config   riverlimit.MiddlewareConfig
 	took     time.Duration
-	flood    int
+	jobs     []int                                           // of each tenant, inserted in this order
 	inserted func(tenant string) []ratelimit.Request         // by an Inserter; nil for jobs inserted without
 	parked   func(*rivertype.JobRow) ratelimit.PermitRequest // at insertion
 }
@@ -94,17 +76,14 @@ var (
 	shared     = ratelimit.TokenBucket{Name: "shared", Rate: 100, Period: time.Minute, Capacity: 1}
 )
 
-func ofTenant(limits ...ratelimit.Limit) func(*rivertype.JobRow) []ratelimit.Request {
+func ofTenant(limits ...ratelimit.TokenBucket) func(*rivertype.JobRow) []ratelimit.Request {
 	return func(job *rivertype.JobRow) (requests []ratelimit.Request) {
 		for _, l := range limits {
 			key := tenantOf(job)
-			if ratelimit.NameOf(l) == shared.Name {
+			if l.Name == shared.Name {
 				key = ""
 			}
-			switch l := l.(type) {
-			case ratelimit.TokenBucket:
-				requests = append(requests, l.For(key))
-			}
+			requests = append(requests, l.For(key))
 		}
 		return requests
 	}
@@ -112,47 +91,27 @@ func ofTenant(limits ...ratelimit.Limit) func(*rivertype.JobRow) []ratelimit.Req
 
 func oneOfTenant(job *rivertype.JobRow) ratelimit.PermitRequest { return oneAtOnce.For(tenantOf(job)) }
 
-func turnsRuns() []turnsRun {
-	return []turnsRun{
-		{name: "InFlight 1", config: riverlimit.MiddlewareConfig{InFlight: oneOfTenant}, took: time.Second, flood: 200},
-		{name: "InFlight 1, 10,000 jobs inserted with it", config: riverlimit.MiddlewareConfig{InFlight: oneOfTenant}, took: time.Second, flood: 10_000, parked: oneOfTenant},
-		{name: "1 a second", config: riverlimit.MiddlewareConfig{Limits: ofTenant(oneASecond)}, flood: 200},
-		{name: "1 a second, MaxReserved 5", config: riverlimit.MiddlewareConfig{Limits: ofTenant(fewAhead)}, flood: 200},
-		{
-			name: "1 a minute for the tenant, 100 for all", config: riverlimit.MiddlewareConfig{Limits: ofTenant(oneAMinute, shared)}, flood: 6000,
-			inserted: func(tenant string) []ratelimit.Request { return []ratelimit.Request{oneAMinute.For(tenant)} },
-		},
-	}
-}
-
-// River with 10 workers, a flood of jobs of tenant A, and then 10 of tenant B: of none are when B's first
-// and tenth job start, how many of A's start in a second, and statements and snoozes for each job that
-// has started.
+// River with 10 workers, a flood of jobs of tenant A, and then 10 of tenant B. For each tenant it reports how many
+// jobs start, and when the first and the tenth of them do; and statements and snoozes for each job that has started.
 //
 //	go test -bench Turns -benchtime 1x ./riverlimit
 func BenchmarkTurns(b *testing.B) {
-	lasts := 45 * time.Second
-	if testing.Short() {
-		lasts = 4 * time.Second
-	}
-	for _, run := range turnsRuns() {
-		b.Run(strings.ReplaceAll(run.name, " ", "_"), func(b *testing.B) {
-			for b.Loop() {
-				run.run(b, lasts)
-			}
-		})
-	}
+	benchmarkTurns(b, 45*time.Second, []turnsRun{
+		{name: "InFlight 1", config: riverlimit.MiddlewareConfig{InFlight: oneOfTenant}, took: time.Second, jobs: []int{200, 10}},
+		{name: "InFlight 1, 10,000 jobs inserted with it", config: riverlimit.MiddlewareConfig{InFlight: oneOfTenant}, took: time.Second, jobs: []int{10_000, 10}, parked: oneOfTenant},
+		{name: "1 a second", config: riverlimit.MiddlewareConfig{Limits: ofTenant(oneASecond)}, jobs: []int{200, 10}},
+		{name: "1 a second, MaxReserved 5", config: riverlimit.MiddlewareConfig{Limits: ofTenant(fewAhead)}, jobs: []int{200, 10}},
+		{
+			name: "1 a minute for the tenant, 100 for all", config: riverlimit.MiddlewareConfig{Limits: ofTenant(oneAMinute, shared)}, jobs: []int{6000, 10},
+			inserted: func(tenant string) []ratelimit.Request { return []ratelimit.Request{oneAMinute.For(tenant)} },
+		},
+	})
 }
 
-// Three tenants with 400 jobs each, 10 workers, and a limit for all that is below what they may start
-// together: of none is how many jobs of each start.
+// The same of three tenants with 400 jobs each, and a limit for all that is below what they may start together.
 //
 //	go test -bench Shares -benchtime 1x ./riverlimit
 func BenchmarkShares(b *testing.B) {
-	lasts := 55 * time.Second
-	if testing.Short() {
-		lasts = 2 * time.Second
-	}
 	tenSecond := ratelimit.TokenBucket{Name: "ten", Rate: 10, Period: time.Second, Capacity: 1}
 	twentyForAll := ratelimit.TokenBucket{Name: shared.Name, Rate: 20, Period: time.Second, Capacity: 1}
 	rates := ofTenant(tenSecond, twentyForAll)
@@ -161,86 +120,73 @@ func BenchmarkShares(b *testing.B) {
 	permits := riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) ratelimit.PermitRequest {
 		return twoOfTenant(job).And(fourForAll.For(""))
 	}}
-	for _, run := range []turnsRun{
-		{name: "rates", config: riverlimit.MiddlewareConfig{Limits: rates}},
-		{name: "rates, MaxWait 300 ms", config: riverlimit.MiddlewareConfig{Limits: rates, MaxWait: 300 * time.Millisecond}},
+	jobs := []int{400, 400, 400}
+	benchmarkTurns(b, 55*time.Second, []turnsRun{
+		{name: "rates", config: riverlimit.MiddlewareConfig{Limits: rates}, jobs: jobs},
+		{name: "rates, MaxWait 300 ms", config: riverlimit.MiddlewareConfig{Limits: rates, MaxWait: 300 * time.Millisecond}, jobs: jobs},
 		{
-			name: "rates, by Inserter", config: riverlimit.MiddlewareConfig{Limits: rates},
+			name: "rates, by Inserter", config: riverlimit.MiddlewareConfig{Limits: rates}, jobs: jobs,
 			inserted: func(tenant string) []ratelimit.Request { return []ratelimit.Request{tenSecond.For(tenant)} },
 		},
-		{name: "permits, jobs of a second", took: time.Second, parked: twoOfTenant, config: permits},
-		{name: "permits, jobs of 200 ms", took: 200 * time.Millisecond, parked: twoOfTenant, config: permits},
-	} {
+		{name: "permits, jobs of a second", took: time.Second, parked: twoOfTenant, config: permits, jobs: jobs},
+		{name: "permits, jobs of 200 ms", took: 200 * time.Millisecond, parked: twoOfTenant, config: permits, jobs: jobs},
+	})
+}
+
+func benchmarkTurns(b *testing.B, lasts time.Duration, runs []turnsRun) {
+	if testing.Short() {
+		lasts = 3 * time.Second
+	}
+	for _, run := range runs {
 		b.Run(strings.ReplaceAll(run.name, " ", "_"), func(b *testing.B) {
-			tenants := []string{"A", "B", "C"}
 			for b.Loop() {
-				_, _, began := run.work(b, lasts, func(bench *bench, client *river.Client[pgx.Tx]) {
-					for _, tenant := range tenants {
-						run.insert(b, bench, client, tenant, 400)
-					}
-				})
-				for _, tenant := range tenants {
-					b.ReportMetric(float64(len(began[tenant])), tenant)
-				}
+				run.run(b, lasts)
 			}
 		})
 	}
 }
 
+// run has 10 workers work what is inserted.
 func (r *turnsRun) run(b *testing.B, lasts time.Duration) {
 	b.Helper()
-	bench, all, began := r.work(b, lasts, func(bench *bench, client *river.Client[pgx.Tx]) {
-		r.insert(b, bench, client, "A", r.flood)
-		r.insert(b, bench, client, "B", 10)
-	})
-	total := len(began["A"]) + len(began["B"])
-	nth := func(n int) float64 {
-		if len(began["B"]) < n {
-			return -1
-		}
-		return began["B"][n-1].Seconds()
-	}
-	b.ReportMetric(nth(1), "B-first-s")
-	b.ReportMetric(nth(10), "B-tenth-s")
-	b.ReportMetric(float64(len(began["A"]))/lasts.Seconds(), "A/s")
-	b.ReportMetric(float64(all)/float64(max(total, 1)), "statements/job")
-	snoozes := bench.count(b, `SELECT coalesce(sum((metadata->>'snoozes')::int), 0)::int FROM river_job`)
-	b.ReportMetric(float64(snoozes), "snoozes")
-	b.ReportMetric(float64(bench.count(b, `SELECT coalesce(max((metadata->>'snoozes')::int), 0)::int FROM river_job`)), "most-snoozes")
-}
-
-// work has 10 workers work what is inserted. It returns the statements that were sent, and when jobs began.
-func (r *turnsRun) work(b *testing.B, lasts time.Duration, insert func(*bench, *river.Client[pgx.Tx])) (on *bench, all int64, began map[string][]time.Duration) {
-	b.Helper()
-	bench := newBench(b)
-	sent, counted := bench.countedStore(b)
+	sent := &statements{}
+	bench := newBench(b, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
 	var mu sync.Mutex
-	times := map[string][]time.Duration{}
+	began := map[string][]time.Duration{} // in order
 	var begin time.Time
-	config := counted.config(nil, middleware(b, counted.store, r.config))
+	config := bench.config(nil, middleware(b, bench.store, r.config))
 	config.Queues = map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}}
 	config.Workers = river.NewWorkers()
 	river.AddWorker(config.Workers, river.WorkFunc(func(_ context.Context, job *river.Job[tenantArgs]) error {
 		mu.Lock()
-		times[job.Args.Tenant] = append(times[job.Args.Tenant], time.Since(begin))
+		began[job.Args.Tenant] = append(began[job.Args.Tenant], time.Since(begin))
 		mu.Unlock()
 		time.Sleep(r.took)
 		return nil
 	}))
-	client := counted.client(b, config)
-	insert(bench, client)
+	client := bench.client(b, config)
+	for i, n := range r.jobs {
+		r.insert(b, bench, client, string(rune('A'+i)), n)
+	}
 	begin = time.Now()
 	sent.n.Store(0)
 	start(b, client)
 	time.Sleep(lasts)
-	all = sent.n.Load()
+	all := sent.n.Load()
 	mu.Lock()
 	defer mu.Unlock()
-	began = make(map[string][]time.Duration)
-	for tenant, at := range times { // jobs go on to begin
-		began[tenant] = slices.Sorted(slices.Values(at))
+	total := 0
+	for tenant, at := range began {
+		total += len(at)
+		b.ReportMetric(float64(len(at)), tenant)
+		b.ReportMetric(at[0].Seconds(), tenant+"-first-s")
+		if len(at) >= 10 {
+			b.ReportMetric(at[9].Seconds(), tenant+"-tenth-s")
+		}
 	}
-	return bench, all, began
+	b.ReportMetric(float64(all)/float64(max(total, 1)), "statements/job")
+	b.ReportMetric(float64(bench.count(b, `SELECT coalesce(sum((metadata->>'snoozes')::int), 0)::int FROM river_job`)), "snoozes")
+	b.ReportMetric(float64(bench.count(b, `SELECT coalesce(max((metadata->>'snoozes')::int), 0)::int FROM river_job`)), "most-snoozes")
 }
 
 // insert inserts jobs of a tenant.

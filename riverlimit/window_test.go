@@ -36,7 +36,7 @@ func wantWindowKept(t *testing.T, b *bench, jobs int, insert func(t testing.TB, 
 	}, m)))
 	inserted, sorted := jobs, []time.Duration(nil)
 	for more := 3; ; more-- {
-		b.eventually(t, inserted, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+		b.eventually(t, inserted, completed)
 		sorted = started.sorted()
 		if more == 0 || mostIn(sorted, time.Second) >= perSecond {
 			break
@@ -54,44 +54,24 @@ func wantWindowKept(t *testing.T, b *bench, jobs int, insert func(t testing.TB, 
 	if most := mostIn(sorted, time.Second+stall); most < perSecond {
 		t.Errorf("%d starts in a second at most, want %d", most, perSecond)
 	}
-	if got := b.count(t, `SELECT count(*) FROM rate_limits WHERE name <> 'tenth'`); got != 0 {
-		t.Errorf("%d rows of other limits, want none", got)
-	}
-	if got := b.count(t, completedOnce); got != inserted {
-		t.Errorf("%d jobs completed at their first attempt and without errors, want %d", got, inserted)
-	}
+	b.want(t, 0, `SELECT count(*) FROM rate_limits WHERE name <> 'tenth'`)
+	b.want(t, inserted, completedOnce)
 }
 
-// TestHardStartSlidingWindow: a job that starts in the slot that it has reserved needs
-// no gate.
+// A job that starts in the slot that it has reserved needs no gate. Those that River brings in bunches, seconds after
+// the slots that were reserved when they were inserted, ask for others.
 func TestHardStartSlidingWindow(t *testing.T) {
 	pgtest.Long(t)
-	t.Parallel()
-	b := newBench(t)
-	wantWindowKept(t, b, 100, b.insertPlain)
-}
-
-// TestHardStartSlidingWindowBunched: those that River brings in bunches, seconds after
-// the slots that were reserved when they were inserted, ask for others.
-func TestHardStartSlidingWindowBunched(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	b := newBench(t)
-	wantWindowKept(t, b, 60, func(t testing.TB, n int) {
-		params := make([]riverlimit.InsertManyParams, n)
-		for i := range params {
-			params[i] = riverlimit.InsertManyParams{Args: callArgs{i}, Requests: []ratelimit.Request{tenth.For("")}}
-		}
-		b.inTx(t, func(tx pgx.Tx) error {
-			_, err := b.inserter(t).InsertManyTx(t.Context(), tx, params)
-			return err
+	for name, requests := range map[string][]ratelimit.Request{"plain": nil, "inserted": {tenth.For("")}} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			wantWindowKept(t, b, 80, func(t testing.TB, n int) { b.insert(t, b.inserter(t), numbered(n, requests...)) })
 		})
-	})
+	}
 }
 
 // A slot that is over before a job can start would be missed each time.
 func TestHardStartSlotsTooNarrow(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	narrow := tenth
 	narrow.Slots = 20 // of 50 ms
@@ -105,19 +85,11 @@ func TestHardStartSlotsTooNarrow(t *testing.T) {
 // Jobs that are inserted together reserve for as many of them as fit a window: as fast as
 // the limit allows, and no faster.
 func TestInsertManySlidingWindow(t *testing.T) {
-	t.Parallel()
 	const jobs, rate = 205, 20
 	b := newBench(t)
 	l := ratelimit.SlidingWindow{Name: "window", Rate: rate, Period: time.Minute, Slots: 6}
-	params := make([]riverlimit.InsertManyParams, jobs)
-	for i := range params {
-		params[i] = riverlimit.InsertManyParams{Args: callArgs{i}, Requests: []ratelimit.Request{l.For("")}}
-	}
-	var inserted []*riverlimit.Inserted
-	b.inTx(t, func(tx pgx.Tx) (err error) {
-		inserted, err = b.inserter(t).InsertManyTx(t.Context(), tx, params)
-		return err
-	})
+	params := numbered(jobs, l.For(""))
+	inserted := b.insert(t, b.inserter(t), params)
 	var events []curve.Event
 	for i, job := range inserted {
 		events = append(events, curve.Event{At: job.Reservation.RetryAt, Count: 1})
@@ -137,7 +109,6 @@ func TestInsertManySlidingWindow(t *testing.T) {
 // A job that has missed its slot and was given another has used what it has used once:
 // the slot that it missed has all of it back.
 func TestSettleMissedSlot(t *testing.T) {
-	t.Parallel()
 	b := newBench(t)
 	slots := ratelimit.SlidingWindow{Name: "slots", Rate: 1000, Period: 20 * time.Second, Slots: 100}
 	// Most of a slot is too late to start in; what is granted there is given back. Slots begin at
@@ -173,7 +144,7 @@ func TestSettleMissedSlot(t *testing.T) {
 			return err
 		})
 	}, m)))
-	b.eventually(t, jobs, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+	b.eventually(t, jobs, completed)
 	for i := range jobs {
 		if left, err := b.store.Check(t.Context(), slots.ForN(strconv.Itoa(i), 0)); err != nil || left.Value != 970 {
 			t.Errorf("job %d: %v, %v, want 970 left", i, left, err)

@@ -95,7 +95,7 @@ func (f *keyFlags) key(parts []string) (string, error) {
 		return "", bad("--place %d: must not be negative", f.place)
 	}
 	if f.address {
-		addresses, err := edge.NewAddresses("ratelimit", f.addresses)
+		addresses, err := edge.NewAddresses[any]("ratelimit", &f.addresses, nil)
 		if err != nil {
 			return "", badInput{err}
 		}
@@ -106,7 +106,7 @@ func (f *keyFlags) key(parts []string) (string, error) {
 				continue
 			}
 			found = true
-			if parts[i], err = addresses.Key(addr); err != nil {
+			if parts[i], err = addresses.KeyOf(addr); err != nil {
 				return "", badInput{err}
 			}
 		}

@@ -2,14 +2,11 @@ package edge
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 )
-
-// ErrNoAddress reports a request whose address is unknown.
-var ErrNoAddress = errors.New("neither the request's sender nor a trusted proxy has an address")
 
 // AddressConfig says how to find a client's address behind proxies.
 type AddressConfig struct {
@@ -33,12 +30,20 @@ type AddressConfig struct {
 }
 
 // Addresses finds the addresses of clients. It is safe for concurrent use.
-type Addresses struct{ config AddressConfig }
+type Addresses[R any] struct {
+	pkg    string
+	config AddressConfig
+	peer   func(r R, header string) (remote string, lines []string)
+}
 
-// NewAddresses makes an Addresses. Its errors name the package.
-func NewAddresses(pkg string, config AddressConfig) (*Addresses, error) {
-	c := config
-	c.Trusted = append([]netip.Prefix(nil), config.Trusted...)
+// NewAddresses makes an Addresses; a nil config trusts no proxy. Its errors name the package. peer
+// returns the peer of a request's connection, and the values of a header.
+func NewAddresses[R any](pkg string, config *AddressConfig, peer func(r R, header string) (remote string, lines []string)) (*Addresses[R], error) {
+	var c AddressConfig
+	if config != nil {
+		c = *config
+	}
+	c.Trusted = slices.Clone(c.Trusted)
 	f := Faults{Package: pkg}
 	for i, p := range c.Trusted {
 		f.Must(p.IsValid(), fmt.Sprintf("Trusted[%d]", i), p, "must be a valid prefix")
@@ -52,11 +57,8 @@ func NewAddresses(pkg string, config AddressConfig) (*Addresses, error) {
 	c.Header = cmp.Or(c.Header, "X-Forwarded-For")
 	c.IPv4Bits = cmp.Or(c.IPv4Bits, 32)
 	c.IPv6Bits = cmp.Or(c.IPv6Bits, 64)
-	return &Addresses{c}, nil
+	return &Addresses[R]{pkg, c, peer}, nil
 }
-
-// Header returns the name of the header that is read.
-func (a *Addresses) Header() string { return a.config.Header }
 
 // unmapped returns p as addresses are compared: ::ffff:10.0.0.0/104 becomes 10.0.0.0/8.
 func unmapped(p netip.Prefix) netip.Prefix {
@@ -66,11 +68,24 @@ func unmapped(p netip.Prefix) netip.Prefix {
 	return p
 }
 
-// Key returns the key of an address, such as "192.0.2.1/32" or "2001:db8::/64".
-func (a *Addresses) Key(addr netip.Addr) (string, error) {
+// Key returns the client's address with the bits of the config: "192.0.2.1/32" or "2001:db8::/64".
+func (a *Addresses[R]) Key(r R) (string, error) {
+	addr, err := a.Of(r)
+	if err != nil {
+		return "", err
+	}
+	return a.KeyOf(addr)
+}
+
+// KeyOf returns the key of an address, for an override, a pause or a reset. The error for an
+// invalid address is [ratelimit.ErrInvalid].
+func (a *Addresses[R]) KeyOf(addr netip.Addr) (string, error) {
 	addr = addr.WithZone("").Unmap()
 	bits := a.config.IPv6Bits
-	if addr.Is4() {
+	switch {
+	case !addr.IsValid():
+		return "", Invalid(a.pkg, "Address", addr, "must be valid")
+	case addr.Is4():
 		bits = a.config.IPv4Bits
 	}
 	prefix, err := addr.Prefix(bits)
@@ -79,9 +94,9 @@ func (a *Addresses) Key(addr netip.Addr) (string, error) {
 
 // Of returns the client's address. Going from this server towards the client, that is the first hop
 // that is not a trusted proxy; if all are trusted, the last. If a trusted proxy gives no valid
-// address, it is the proxy's own, so an invalid header makes no new key. remote is the peer of the
-// connection, and lines are the values of the header.
-func (a *Addresses) Of(remote string, lines []string) (netip.Addr, error) {
+// address, it is the proxy's own, so an invalid header makes no new key.
+func (a *Addresses[R]) Of(r R) (netip.Addr, error) {
+	remote, lines := a.peer(r, a.config.Header)
 	addr, ok := parseNode(remote)
 	trusted := a.trusts(addr) || !ok && a.config.UnixSocket
 	for i := len(lines) - 1; i >= 0 && trusted; i-- {
@@ -96,12 +111,12 @@ func (a *Addresses) Of(remote string, lines []string) (netip.Addr, error) {
 		}
 	}
 	if !ok {
-		return netip.Addr{}, ErrNoAddress
+		return netip.Addr{}, fmt.Errorf("%s: the peer is %q: neither it nor a trusted proxy has an address", a.pkg, remote)
 	}
 	return addr, nil
 }
 
-func (a *Addresses) trusts(addr netip.Addr) bool {
+func (a *Addresses[R]) trusts(addr netip.Addr) bool {
 	for _, p := range a.config.Trusted {
 		if p.Contains(addr) {
 			return true
@@ -110,7 +125,7 @@ func (a *Addresses) trusts(addr netip.Addr) bool {
 	return false
 }
 
-func (a *Addresses) parse(hop string) (netip.Addr, bool) {
+func (a *Addresses[R]) parse(hop string) (netip.Addr, bool) {
 	if strings.EqualFold(a.config.Header, "Forwarded") {
 		return parseForwarded(hop)
 	}

@@ -20,7 +20,7 @@ type Admission[R, O any] struct {
 // [Admission.Do].
 func (g *Limiter[R, O]) Ask(ctx context.Context, r R) (*Admission[R, O], ratelimit.Event) {
 	admission := &Admission[R, O]{limiter: g, r: r}
-	requests, err := g.requests(r)
+	requests, err := g.Requests(r)
 	var wants ratelimit.PermitRequest
 	var permit *ratelimit.Permit
 	if err == nil {
@@ -68,7 +68,12 @@ func (p *Admission[R, O]) ByOutcome() bool {
 // FailOpen or Shadow. Otherwise ok is false, and the caller answers the failure.
 func (p *Admission[R, O]) Do(ctx context.Context, do func(ctx context.Context), outcome func(panicked bool) O) (failure ratelimit.Event, ok bool) {
 	g := p.limiter
-	p.charge.pkg, p.charge.limitOf = g.Package, g.limitOf
+	p.charge.pkg, p.charge.limitOf = g.Package, func(name string) ratelimit.Limit {
+		if q := g.policy(name); q != nil {
+			return q.Limit
+		}
+		return nil
+	}
 	p.charge.outer, _ = ctx.Value(chargeKey{}).(*charge)
 	ran, panicked := false, true
 	defer func() {

@@ -8,6 +8,8 @@ package edge
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 
 	"github.com/pgratelimit/ratelimit"
 )
@@ -39,4 +41,32 @@ func (f *Faults) Err() error {
 // Invalid returns an error for a field with an invalid value.
 func Invalid(pkg, field string, value any, reason string) error {
 	return &ratelimit.FieldError{Package: pkg, Field: field, Value: value, Reason: reason}
+}
+
+// Told returns the statuses that clients may see. It omits limits in shadow, which stop nobody, and
+// limits that were not asked because another's mode refused.
+func Told(result ratelimit.Result) []ratelimit.Status {
+	return slices.DeleteFunc(slices.Clone(result.Each()), func(s ratelimit.Status) bool {
+		return s.Request.Mode == ratelimit.ModeShadow || s.At.IsZero()
+	})
+}
+
+// TooLarge says what a request would take that its limit never grants; "" if err does not say.
+func TooLarge(err error) string {
+	var exceeds *ratelimit.ExceedsCapacityError
+	if !errors.As(err, &exceeds) {
+		return ""
+	}
+	return fmt.Sprintf("would take %g tokens from %q, which grants at most %g at once",
+		exceeds.Request.Count, ratelimit.NameOf(exceeds.Request.Limit), exceeds.Most)
+}
+
+// Field says which field of a request is invalid, without its value; "" if err does not say.
+func Field(err error) string {
+	var field *ratelimit.FieldError
+	if !errors.As(err, &field) {
+		return ""
+	}
+	names := map[string]string{"Key": "key", "Count": "cost", "N": "weight"}
+	return fmt.Sprintf("the %s for limit %q %s", names[field.Field], field.Limit, field.Reason)
 }

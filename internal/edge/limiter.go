@@ -1,9 +1,13 @@
 package edge
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
@@ -26,17 +30,8 @@ type PermitStore interface {
 	Keep(ctx context.Context, permit ratelimit.Permit, do func(ctx context.Context, permit ratelimit.Permit) error) error
 }
 
-// InFlight is a policy that holds permits while a request is handled: one, or as many as Weight
-// says. Tier and Weight may be nil.
-type InFlight[R any] struct {
-	Limit  ratelimit.InFlight
-	Key    func(R) (string, error)
-	Tier   func(R) (ratelimit.InFlight, error)
-	Weight func(R) (int, error)
-}
-
-// Limiter decides on requests by policies. All fields but InFlight, Permits, Catalog and Observe
-// are required. Do not change it once it is in use; then it is safe for concurrent use.
+// Limiter decides on requests by policies. Package, Store and Fault are required. Do not change it
+// after Init; then it is safe for concurrent use.
 type Limiter[R, O any] struct {
 	Package  string // for errors and logs
 	Store    Store
@@ -44,7 +39,13 @@ type Limiter[R, O any] struct {
 	InFlight []InFlight[R]
 	Permits  PermitStore // for InFlight
 	Catalog  ratelimit.Catalog
-	Timeout  time.Duration // of a decision, and of settling
+
+	Jitter            float64
+	MaxJitter         time.Duration
+	Timeout           time.Duration // of a decision, and of settling
+	FailureRetryAfter time.Duration
+	FullRetryAfter    time.Duration
+
 	FailOpen bool
 	Shadow   bool
 	Observe  ratelimit.Observe // its context serves [Asked]
@@ -52,17 +53,91 @@ type Limiter[R, O any] struct {
 	Fault    func(error) bool // reports whether an error comes from the request, and not from the store
 }
 
-// Requests returns what r takes, in the order of the policies, without policies that do not apply.
-func (g *Limiter[R, O]) Requests(r R) ([]ratelimit.Request, error) {
-	requests, err := g.requests(r)
-	if err != nil {
-		return nil, err
+// Init notes faults and sets defaults.
+func (g *Limiter[R, O]) Init(f *Faults) {
+	g.Policies, g.InFlight = slices.Clone(g.Policies), slices.Clone(g.InFlight)
+	f.Must(g.Store != nil, "Store", nil, "must not be nil")
+	g.checkLimits(f)
+	g.checkInFlight(f)
+	f.Must(g.Jitter >= 0 && g.Jitter <= 1, "Jitter", g.Jitter, "must be between 0 and 1")
+	for _, d := range []struct {
+		name  string
+		value *time.Duration
+		def   time.Duration
+	}{
+		{"MaxJitter", &g.MaxJitter, 30 * time.Second},
+		{"Timeout", &g.Timeout, time.Second},
+		{"FailureRetryAfter", &g.FailureRetryAfter, 5 * time.Second},
+		{"FullRetryAfter", &g.FullRetryAfter, time.Second},
+	} {
+		f.Must(*d.value >= 0, d.name, *d.value, "must not be negative")
+		*d.value = cmp.Or(*d.value, d.def)
 	}
-	return requests, nil
+	g.Logger = cmp.Or(g.Logger, slog.Default())
 }
 
-// requests returns what r takes. Beside an error it returns the limit of the policy with the fault.
-func (g *Limiter[R, O]) requests(r R) ([]ratelimit.Request, error) {
+// checkLimits notes faults of the policies.
+func (g *Limiter[R, O]) checkLimits(f *Faults) {
+	n := len(g.Policies)
+	f.Must(n <= ratelimit.MaxRequests && (n > 0 || len(g.InFlight) > 0), "Policies", n, fmt.Sprintf("must be 1 to %d", ratelimit.MaxRequests))
+	limits := make([]ratelimit.Limit, n)
+	for i, p := range g.Policies {
+		limits[i] = p.Limit
+	}
+	if err := ratelimit.Validate(limits...); err != nil {
+		f.Add(err)
+		return
+	}
+	for i, p := range g.Policies {
+		d := limits[i].Definition()
+		if d.Capacity == 0 {
+			f.Add(&ratelimit.FieldError{Package: f.Package, Limit: d.Name, Field: "Capacity", Value: 0.0, Reason: "can never grant a request"})
+		}
+		if !(p.Above >= 0 && p.Above <= 1) {
+			f.Add(&ratelimit.FieldError{Package: f.Package, Limit: d.Name, Field: "Above", Value: p.Above, Reason: "must be a share of the capacity, from 0 to 1"})
+		}
+	}
+}
+
+// checkInFlight notes faults of the policies in flight.
+func (g *Limiter[R, O]) checkInFlight(f *Faults) {
+	names := Names(g.Policies, nil)
+	for _, p := range g.InFlight {
+		l := p.Limit
+		if err := l.Validate(); err != nil {
+			f.Add(err)
+		}
+		if slices.Contains(names, l.Name) {
+			f.Add(&ratelimit.FieldError{Package: f.Package, Limit: l.Name, Field: "Name", Value: l.Name, Reason: "is that of two limits"})
+		}
+		names = append(names, l.Name)
+	}
+	f.Must(g.Permits != nil || len(g.InFlight) == 0, "Permits", nil, "must be set for policies in flight: it is the store's Permits()")
+}
+
+// RefusedFor returns how long a client that was refused should wait, with jitter.
+func (g *Limiter[R, O]) RefusedFor(e *ratelimit.Event) time.Duration {
+	if e.Permit != nil {
+		return g.fullFor(e.Permit)
+	}
+	wait := e.Result.RetryAfter
+	identity := Identity(ratelimit.NameOf(e.Result.Request.Limit), e.Result.Request.Key)
+	return wait + Shift(identity, min(g.MaxJitter, time.Duration(g.Jitter*float64(wait))))
+}
+
+// fullFor returns FullRetryAfter to twice that, since no permit says when it will be free. If the
+// limit's mode refuses, it is the time until the mode ends, and up to FullRetryAfter more.
+func (g *Limiter[R, O]) fullFor(permit *ratelimit.Permit) time.Duration {
+	wait := g.FullRetryAfter
+	if permit.InFlight.Mode == ratelimit.ModeRefuse {
+		wait = permit.NotBefore.Sub(permit.At)
+	}
+	return wait + rand.N(g.FullRetryAfter)
+}
+
+// Requests returns what r takes, in the order of the policies, without policies that do not apply.
+// Beside an error it returns the limit of the policy with the fault.
+func (g *Limiter[R, O]) Requests(r R) ([]ratelimit.Request, error) {
 	requests := make([]ratelimit.Request, 0, len(g.Policies))
 	for i := range g.Policies {
 		request, err := g.Policies[i].request(r, g.Catalog)
@@ -147,14 +222,6 @@ func (g *Limiter[R, O]) policy(name string) *Policy[R, O] {
 	return nil
 }
 
-// limitOf returns the limit with a name, or nil.
-func (g *Limiter[R, O]) limitOf(name string) ratelimit.Limit {
-	if p := g.policy(name); p != nil {
-		return p.Limit
-	}
-	return nil
-}
-
 // event returns the event of a store's answer to requests, or of an error. permit is the permit
 // that the answer is about, or nil.
 func (g *Limiter[R, O]) event(result ratelimit.Result, err error, permit *ratelimit.Permit, requests []ratelimit.Request) ratelimit.Event {
@@ -203,9 +270,4 @@ type askedKey struct{}
 func Asked[R any](ctx context.Context) (r R) {
 	r, _ = ctx.Value(askedKey{}).(R)
 	return r
-}
-
-// Refused reports whether a request was refused for want of tokens or of a permit.
-func Refused(e *ratelimit.Event) bool {
-	return e.Outcome == ratelimit.OutcomeRefused || e.Outcome == ratelimit.OutcomePaused
 }

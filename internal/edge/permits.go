@@ -3,32 +3,10 @@ package edge
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
-	"slices"
-	"time"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/watch"
 )
-
-// CheckInFlight notes the faults of limits of how many at once. others are the limits of other
-// kinds.
-func CheckInFlight(f *Faults, permits PermitStore, limits []ratelimit.InFlight, others []ratelimit.Limit) {
-	var names []string
-	for _, l := range others {
-		names = append(names, ratelimit.NameOf(l))
-	}
-	for _, l := range limits {
-		if err := l.Validate(); err != nil {
-			f.Add(err)
-		}
-		if slices.Contains(names, l.Name) {
-			f.Add(&ratelimit.FieldError{Package: f.Package, Limit: l.Name, Field: "Name", Value: l.Name, Reason: "is that of two limits"})
-		}
-		names = append(names, l.Name)
-	}
-	f.Must(permits != nil || len(limits) == 0, "Permits", nil, "must be set for policies in flight: it is the store's Permits()")
-}
 
 // wants returns the permits that r needs; N is 0 if it needs none. With an error, Limit is that of the
 // policy that failed.
@@ -46,33 +24,6 @@ func (g *Limiter[R, O]) wants(r R) (wants ratelimit.PermitRequest, err error) {
 		}
 	}
 	return wants, nil
-}
-
-// request returns the permits of a policy that r needs; N is 0 if the policy does not apply.
-func (p *InFlight[R]) request(r R, catalog ratelimit.Catalog) (want ratelimit.PermitRequest, err error) {
-	limit := p.Limit
-	if p.Tier != nil {
-		if limit, err = p.Tier(r); err != nil || limit == (ratelimit.InFlight{}) {
-			return want, err
-		}
-		if limit.Name != p.Limit.Name {
-			return want, &ratelimit.FieldError{Limit: p.Limit.Name, Field: "Tier", Value: limit.Name, Reason: "must be a copy of the policy's limit, of the same name"}
-		}
-	}
-	key, err := p.Key(r)
-	if err != nil {
-		return want, err
-	}
-	n := 1
-	if p.Weight != nil {
-		if n, err = p.Weight(r); err != nil {
-			return want, err
-		}
-	}
-	if catalog != nil {
-		limit = catalog.InFlight(limit, key)
-	}
-	return limit.ForN(key, n), nil
 }
 
 // take takes the permits, and tokens for requests: all or nothing. asked is the permit that the
@@ -132,15 +83,4 @@ func (g *Limiter[R, O]) keep(ctx context.Context, permits []ratelimit.Permit, do
 		of = &permits[0]
 	}
 	return of, err
-}
-
-// FullWait returns how long a client without a permit should wait before the next try: wait to
-// twice wait, since no permit says when it will be free. If the limit's mode refuses, it is the
-// time until the mode ends, and up to wait more.
-func FullWait(permit ratelimit.Permit, wait time.Duration) time.Duration {
-	spread := rand.N(wait)
-	if permit.InFlight.Mode == ratelimit.ModeRefuse {
-		wait = permit.NotBefore.Sub(permit.At)
-	}
-	return wait + spread
 }

@@ -1,7 +1,6 @@
 package edge
 
 import (
-	"fmt"
 	"math"
 	"strconv"
 	"strings"
@@ -10,59 +9,89 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Policy is a limit of a middleware, with the key and the number of tokens of each request. Tier
-// and Counts may be nil.
+// Policy is a limit, its key, and the tokens that a request takes from it. Clients see the limit's
+// name.
 type Policy[R, O any] struct {
-	Limit  ratelimit.Limit
-	Key    func(R) (string, error)
-	Tier   func(R) (ratelimit.Limit, error)
-	Cost   func(R) (float64, error)
-	Above  float64 // the share of the capacity to leave to others
+	// Limit is the limit. Required. Its name differs from those of all other policies.
+	Limit ratelimit.Limit
+
+	// Applies selects requests. The default, nil, is all of them.
+	Applies func(R) bool
+
+	// Key returns the key of a request. Nil is one key for all requests.
+	Key func(R) (string, error)
+
+	// Tier chooses the limit of a request, such as by the customer's plan: a copy of Limit with
+	// other numbers and the same name. With a nil limit the policy does not apply to the
+	// request. An error is answered like one of Key. The default, nil, is Limit for all.
+	Tier func(R) (ratelimit.Limit, error)
+
+	// Cost says how many tokens a request takes. Nil is one.
+	Cost func(R) (float64, error)
+
+	// Above is the share of the limit's Capacity that these requests leave to others. Give less
+	// important requests of a limit a middleware of their own, with a larger share. See
+	// [ratelimit.Request.Above]. The default is 0: they may use all of it.
+	Above float64
+
+	// Counts reports after the handler whether the request counts. If not, its tokens are given
+	// back. Until then they are taken, so a thousand simultaneous guesses are limited too. The
+	// default, nil, counts all.
 	Counts func(O) bool
 }
 
-// CheckLimits notes faults of the policies' limits and returns their definitions, or none if a
-// limit is invalid. others says that there are policies of another kind, so there may be no limits.
-func CheckLimits(f *Faults, limits []ratelimit.Limit, others bool) []ratelimit.Definition {
-	if others && len(limits) == 0 {
-		return nil
-	}
-	f.Must(len(limits) > 0 && len(limits) <= ratelimit.MaxRequests, "Policies", len(limits), fmt.Sprintf("must be 1 to %d", ratelimit.MaxRequests))
-	if err := ratelimit.Validate(limits...); err != nil {
-		f.Add(err)
-		return nil
-	}
-	definitions := make([]ratelimit.Definition, len(limits))
-	for i, l := range limits {
-		definitions[i] = l.Definition()
-		if definitions[i].Capacity == 0 {
-			f.Add(&ratelimit.FieldError{Package: f.Package, Limit: definitions[i].Name, Field: "Capacity", Value: 0.0, Reason: "can never grant a request"})
-		}
-	}
-	return definitions
+// InFlight limits how many requests of a key are handled at a time, over all processes. A request
+// holds its permits until its handler has returned or panicked. The lease is renewed meanwhile, also
+// while the handler streams or works on for a client that has gone. If the database does not answer
+// for a lease, the permit is lost, and the handler's context ends with the [context.Cause]
+// [ratelimit.ErrLeaseLost]. The permits of a process that dies are free within a lease.
+type InFlight[R any] struct {
+	// Limit is the limit. Required. Its name is public like a Policy's, and differs from those
+	// of all policies.
+	Limit ratelimit.InFlight
+
+	// Applies selects requests. The default, nil, is all of them.
+	Applies func(R) bool
+
+	// Key returns the key of a request. Nil is one key for all requests.
+	Key func(R) (string, error)
+
+	// Tier chooses the limit of a request: a copy of Limit with another number or lease, and
+	// the same name. With a zero InFlight the policy does not apply to the request. An error is
+	// answered like one of Key. The default, nil, is Limit for all.
+	Tier func(R) (ratelimit.InFlight, error)
+
+	// Weight returns how many permits a request takes, all or nothing. More permits than the
+	// limit has are never granted. An error is answered like one of Key. The default, nil, is
+	// one.
+	Weight func(R) (int, error)
 }
 
-// CheckAbove notes an invalid share.
-func CheckAbove(f *Faults, name string, above float64) {
-	if !(above >= 0 && above <= 1) {
-		f.Add(&ratelimit.FieldError{Package: f.Package, Limit: name, Field: "Above", Value: above, Reason: "must be a share of the capacity, from 0 to 1"})
+// Names returns the names of the policies' limits; those of how many at once stand last.
+func Names[R, O any](policies []Policy[R, O], inFlight []InFlight[R]) (names []string) {
+	for _, p := range policies {
+		names = append(names, ratelimit.NameOf(p.Limit))
 	}
+	for _, p := range inFlight {
+		names = append(names, p.Limit.Name)
+	}
+	return names
 }
 
-// Names returns the quoted names of limits, separated by commas.
-func Names(limits []ratelimit.Limit, inFlight []ratelimit.InFlight) string {
-	names := make([]string, 0, len(limits)+len(inFlight))
-	for _, l := range limits {
-		names = append(names, strconv.Quote(ratelimit.NameOf(l)))
+// Quoted returns the quoted names of the policies' limits, separated by commas.
+func Quoted[R, O any](policies []Policy[R, O], inFlight []InFlight[R]) string {
+	quoted := Names(policies, inFlight)
+	for i, name := range quoted {
+		quoted[i] = strconv.Quote(name)
 	}
-	for _, l := range inFlight {
-		names = append(names, strconv.Quote(l.Name))
-	}
-	return strings.Join(names, ", ")
+	return strings.Join(quoted, ", ")
 }
 
 // request returns what r takes by policy p. Its limit is nil if p does not apply.
 func (p *Policy[R, O]) request(r R, catalog ratelimit.Catalog) (request ratelimit.Request, err error) {
+	if p.Applies != nil && !p.Applies(r) {
+		return request, nil
+	}
 	limit := p.Limit
 	if p.Tier != nil {
 		if limit, err = p.Tier(r); err != nil || limit == nil {
@@ -72,19 +101,53 @@ func (p *Policy[R, O]) request(r R, catalog ratelimit.Catalog) (request ratelimi
 			return request, &ratelimit.FieldError{Limit: want, Field: "Tier", Value: got, Reason: "must be a copy of the policy's limit, of the same name"}
 		}
 	}
-	key, err := p.Key(r)
-	if err != nil {
-		return request, err
+	key, n := "", 1.0
+	if p.Key != nil {
+		if key, err = p.Key(r); err != nil {
+			return request, err
+		}
 	}
-	n, err := p.Cost(r)
-	if err != nil {
-		return request, err
+	if p.Cost != nil {
+		if n, err = p.Cost(r); err != nil {
+			return request, err
+		}
 	}
 	request = limit.ForN(key, n).Above(p.Above)
 	if catalog != nil {
 		request = catalog.Resolve(request)
 	}
 	return bounded(request)
+}
+
+// request returns the permits of a policy that r needs; N is 0 if the policy does not apply.
+func (p *InFlight[R]) request(r R, catalog ratelimit.Catalog) (want ratelimit.PermitRequest, err error) {
+	if p.Applies != nil && !p.Applies(r) {
+		return want, nil
+	}
+	limit := p.Limit
+	if p.Tier != nil {
+		if limit, err = p.Tier(r); err != nil || limit == (ratelimit.InFlight{}) {
+			return want, err
+		}
+		if limit.Name != p.Limit.Name {
+			return want, &ratelimit.FieldError{Limit: p.Limit.Name, Field: "Tier", Value: limit.Name, Reason: "must be a copy of the policy's limit, of the same name"}
+		}
+	}
+	key, n := "", 1
+	if p.Key != nil {
+		if key, err = p.Key(r); err != nil {
+			return want, err
+		}
+	}
+	if p.Weight != nil {
+		if n, err = p.Weight(r); err != nil {
+			return want, err
+		}
+	}
+	if catalog != nil {
+		limit = catalog.InFlight(limit, key)
+	}
+	return limit.ForN(key, n), nil
 }
 
 // bounded returns request, or an error if no store accepts its count.
@@ -122,16 +185,6 @@ func StatedCost(what string, values []string, least, otherwise float64, fault fu
 
 // Identity returns a limit's name and a key in one string. No name holds a zero byte.
 func Identity(name, key string) string { return name + "\x00" + key }
-
-// DefaultMaxJitter bounds the jitter of a wait.
-const DefaultMaxJitter = 30 * time.Second
-
-// Jittered returns the wait of a refusal plus jitter, which is below most, and below share of the
-// wait. Each deciding key has a fixed part of that bound.
-func Jittered(result ratelimit.Result, share float64, most time.Duration) time.Duration {
-	identity := Identity(ratelimit.NameOf(result.Request.Limit), result.Request.Key)
-	return result.RetryAfter + Shift(identity, min(most, time.Duration(share*float64(result.RetryAfter))))
-}
 
 // Shift returns the fixed part of spread for an identity.
 func Shift(identity string, spread time.Duration) time.Duration {

@@ -18,7 +18,7 @@ func itself(s string) (string, error) { return s, nil }
 // addressed returns a door of addresses, as far as they are the key.
 func addressed(t *testing.T, ipv4, ipv6 int) door {
 	t.Helper()
-	a, err := edge.NewAddresses("edge", edge.AddressConfig{IPv4Bits: ipv4, IPv6Bits: ipv6})
+	a, err := edge.NewAddresses[any]("edge", &edge.AddressConfig{IPv4Bits: ipv4, IPv6Bits: ipv6}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -27,7 +27,7 @@ func addressed(t *testing.T, ipv4, ipv6 int) door {
 		if err != nil {
 			return "", err
 		}
-		return a.Key(addr)
+		return a.KeyOf(addr)
 	}
 }
 

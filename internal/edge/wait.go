@@ -97,6 +97,15 @@ func (w *Waiter) Turn(b *Budget, scope string, request ratelimit.Request) (round
 	}
 }
 
+// NotSent returns the text of an error of a request that was not sent.
+func NotSent(pkg string, until time.Time, err error) string {
+	text := pkg + ": not sent: it would have to wait until " + until.UTC().Format(time.RFC3339)
+	if err != nil {
+		text += ": " + err.Error()
+	}
+	return text
+}
+
 // holdBack waits until no hold of the scope is left.
 func (w *Waiter) holdBack(scope string, b *Budget) error {
 	for {
