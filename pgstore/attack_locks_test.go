@@ -288,7 +288,7 @@ var waiting = []struct {
 		return errOf(s.Credit(ctx, l.For(key)))
 	}},
 	{"cancel", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
-		return errOf(s.Cancel(ctx, paid(l.For(key)).Receipt))
+		return errOf(s.Cancel(ctx, paid(l.For(key))))
 	}},
 	{"reset", resetKey},
 	{"pause", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {

@@ -155,7 +155,7 @@ func TestNoOKWithoutCommit(t *testing.T) {
 			return err == nil, err
 		}},
 		{"cancel", func(ctx context.Context, s *pgstore.Store) (bool, error) {
-			return s.Cancel(ctx, paid(plain.For("k")).Receipt)
+			return s.Cancel(ctx, paid(plain.For("k")))
 		}},
 		{"reset", func(ctx context.Context, s *pgstore.Store) (bool, error) {
 			err := resetKey(ctx, s, plain, "k")
@@ -175,7 +175,7 @@ func TestNoOKWithoutCommit(t *testing.T) {
 				must(t, errOf(store.Reserve(t.Context(), shards.ForN("debt", 14))))
 				want := tableOf(t, db)
 				atCommit(t, db, plpgsql)
-				ctx, cancel := soon(t)()
+				ctx, cancel := soon(t)
 				defer cancel()
 				if ok, err := verb.do(ctx, store); ok || err == nil {
 					t.Errorf("got OK %v, error %v, want an error", ok, err)
@@ -238,7 +238,7 @@ func TestPruneForgetsNoTakeUnderWay(t *testing.T) {
 			mustExec(t, gate, `LOCK TABLE `+db.Schema+`.gate`)
 			told := make(chan takenLater, 1)
 			go func() {
-				ctx, cancel := soon(t)()
+				ctx, cancel := soon(t)
 				defer cancel()
 				result, err := take(ctx, db.Pool, store, limit.ForN("k", 10))
 				told <- takenLater{result, err}

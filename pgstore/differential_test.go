@@ -30,19 +30,7 @@ import (
 
 // verbs is what memstore and pgstore have in common.
 type verbs interface {
-	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error)
-	AllowFirst(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	Credit(ctx context.Context, r ratelimit.Request) (ratelimit.Status, error)
-	Settle(ctx context.Context, r *ratelimit.Receipt, used ...float64) (ratelimit.Result, error)
-	Cancel(ctx context.Context, r *ratelimit.Receipt) (bool, error)
-	Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (time.Time, error)
-	Resume(ctx context.Context, limit ratelimit.Limit, key string) error
-	Reset(ctx context.Context, limit ratelimit.Limit, key string) error
-	Change(ctx context.Context, from, to ratelimit.Limit, key string) (ratelimit.Status, error)
+	ratelimit.Store
 	Prune(ctx context.Context, limits ...ratelimit.Limit) (int64, error)
 }
 
@@ -56,6 +44,10 @@ func (v txVerbs) in() pgx.Tx { return v.tx }
 
 func (v txVerbs) Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return v.AllowTx(ctx, v.tx, requests...)
+}
+
+func (v txVerbs) Take(ctx context.Context, requests ...ratelimit.Request) error {
+	return v.TakeTx(ctx, v.tx, requests...)
 }
 
 func (v txVerbs) Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
