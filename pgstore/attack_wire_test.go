@@ -68,6 +68,12 @@ func (r *line) interfere(before func(n int), after func(n int) relay.Fate) {
 	r.Interfere(requests, answers)
 }
 
+// lose has the server be gone with its next answer.
+func (r *line) lose() {
+	r.Redirect("tcp", "127.0.0.1:1") // where nobody listens
+	r.Interfere(nil, func(int, []byte) relay.Fate { return relay.Cut })
+}
+
 // When a pooler loses the server after that has committed, what it says is no
 // answer of the server's: nobody is charged again.
 func TestFatalChargesNobodyTwice(t *testing.T) {
