@@ -110,7 +110,9 @@ var ownVerbs, verbsInTx = func() (own []ownVerb, inTx []txVerb) {
 var otherVerbs = []ownVerb{
 	{"AllowFunc", running((*pgstore.Store).AllowFunc)},
 	{"ReserveFunc", running((*pgstore.Store).ReserveFunc)},
-	{"Wait", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) { return isYes(s.Wait(ctx, r)) }},
+	{"Wait", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		return isYes(s.Wait(ctx, r))
+	}},
 	{"PauseEach", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
 		return said(s.PauseEach(ctx, []ratelimit.Request{r, aside}, time.Hour))
 	}},
@@ -124,7 +126,9 @@ var otherVerbs = []ownVerb{
 		}
 		return told, err
 	}},
-	{"Prune", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) { return said(s.Prune(ctx, r.Limit)) }},
+	{"Prune", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		return said(s.Prune(ctx, r.Limit))
+	}},
 }
 
 // tableVerbs are those that take no definition, in the same way.
@@ -136,7 +140,9 @@ var tableVerbs = []ownVerb{
 	{"Forget", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
 		return said(s.Forget(ctx, ratelimit.NameOf(r.Limit)))
 	}},
-	{"Ready", func(ctx context.Context, s *pgstore.Store, _ ratelimit.Request) (bool, error) { return false, s.Ready(ctx) }},
+	{"Ready", func(ctx context.Context, s *pgstore.Store, _ ratelimit.Request) (bool, error) {
+		return false, s.Ready(ctx)
+	}},
 }
 
 // paid is the receipt of what was not taken, which can be cancelled.
