@@ -50,22 +50,12 @@ func (r *line) newScene(t *testing.T, conns int32, change ...func(*pgstore.Confi
 	t.Helper()
 	db := pgtest.New(t, maxConns(conns), r.through())
 	t.Cleanup(r.Close) // before the pool, which waits for connections to end
-	s := &scene{db, newStore(t, db, change...), beside(t, db)}
-	mustAllow(t, newStore(t, s.side), leaders()...)
-	return s
+	return sceneOn(t, db, change...)
 }
 
-// interfere counts requests and answers from now on. before is called before the n-th
-// request is passed on, and after says what becomes of the n-th answer.
-func (r *line) interfere(before func(n int), after func(n int) relay.Fate) {
-	var requests, answers relay.Judge
-	if before != nil {
-		requests = func(n int, _ []byte) relay.Fate { before(n); return relay.Pass }
-	}
-	if after != nil {
-		answers = func(n int, _ []byte) relay.Fate { return after(n) }
-	}
-	r.Interfere(requests, answers)
+// interfere counts requests and answers from now on. after says what becomes of the n-th answer.
+func (r *line) interfere(after func(n int) relay.Fate) {
+	r.Interfere(nil, func(n int, _ []byte) relay.Fate { return after(n) })
 }
 
 // lose has the server be gone with its next answer.
@@ -105,7 +95,7 @@ func TestFatalChargesNobodyTwice(t *testing.T) {
 		cut bool // once, when several were charged together
 	)
 	last := had
-	r.interfere(nil, func(int) relay.Fate {
+	r.interfere(func(int) relay.Fate {
 		mu.Lock()
 		defer mu.Unlock()
 		before := last
@@ -144,7 +134,7 @@ func TestSilenceKeepsNothingLocked(t *testing.T) {
 				}
 				key, lost := fmt.Sprint(n), n
 				mustAllow(t, newStore(t, s.side), limit.ForN(key, 100))
-				r.interfere(nil, func(i int) relay.Fate {
+				r.interfere(func(i int) relay.Fate {
 					if i == lost {
 						return relay.Silence
 					}
@@ -154,7 +144,7 @@ func TestSilenceKeepsNothingLocked(t *testing.T) {
 				err := verb.do(ctx, s.store, limit, key)
 				cancel()
 				_, answers := r.Counted()
-				r.interfere(nil, nil)
+				r.Interfere(nil, nil)
 				switch {
 				case answers >= n && err == nil:
 					t.Errorf("answer %d was lost, and the call succeeded", n)
@@ -182,42 +172,6 @@ func (s *scene) wantFree(t *testing.T, r ratelimit.Request, n int) {
 	}
 }
 
-// A process that stands still between any two of its statements forgets nothing
-// that others took meanwhile: the key was drained, is full again, and was pruned.
-func TestStandingStillForgetsNothing(t *testing.T) {
-	t.Parallel()
-	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 150 * time.Millisecond}
-	r := newRelay(t)
-	s := r.newScene(t, 4)
-	others := newStore(t, s.side, withTimeout(time.Second))
-	for n := 1; ; n++ {
-		all := limit.ForN(fmt.Sprint(n), 10)
-		begun := databaseNow(t, s.side)
-		r.interfere(func(i int) {
-			if i != n {
-				return
-			}
-			result, err := others.Allow(t.Context(), all)
-			if isLocked(err) {
-				return // it stands still with the row locked, so there is no meanwhile
-			}
-			_, slept := s.side.Pool.Exec(t.Context(), `SELECT pg_sleep(0.16)`)
-			_, pruned := others.Prune(t.Context(), limit)
-			should(t, errors.Join(err, result.Err(), slept, pruned))
-		}, nil)
-		first, err := s.store.Allow(t.Context(), all)
-		must(t, err)
-		requests, _ := r.Counted()
-		r.interfere(nil, nil)
-		if requests < n {
-			return
-		}
-		second, err := others.Allow(t.Context(), all)
-		must(t, err)
-		wantAtMost(t, limit, begun, 10, first, second)
-	}
-}
-
 // Against a server that does not answer, every decision on its own without a
 // deadline ends within the store's time-out.
 func TestServerThatNeverAnswers(t *testing.T) {
@@ -233,7 +187,7 @@ func TestServerThatNeverAnswers(t *testing.T) {
 		r := newRelay(t)
 		s := r.newScene(t, 24, withTimeout(300*time.Millisecond), budget(300*time.Millisecond))
 		must(t, connectAll(t.Context(), s.Pool))
-		r.interfere(nil, func(int) relay.Fate { return relay.Silence })
+		r.interfere(func(int) relay.Fate { return relay.Silence })
 		wantEnds(t, s.store)
 	})
 }
@@ -283,7 +237,7 @@ func TestLockedPermitOfOneWhoLeft(t *testing.T) {
 			store, locker := newStore(t, db, isPortable(portable)), begin(t, beside(t, db), pgx.ReadCommitted)
 			ctx, giveUp := context.WithCancel(t.Context())
 			returned := make(chan struct{})
-			r.interfere(nil, func(n int) relay.Fate {
+			r.interfere(func(n int) relay.Fate {
 				if n == 1 { // it was taken
 					mustExec(t, locker, "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE")
 					giveUp()

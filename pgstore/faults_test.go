@@ -131,6 +131,11 @@ var otherVerbs = []ownVerb{
 	}},
 }
 
+// verbNamed is one of ownVerbs.
+func verbNamed(name string) ownVerb {
+	return ownVerbs[slices.IndexFunc(ownVerbs, func(v ownVerb) bool { return v.name == name })]
+}
+
 // tableVerbs are those that take no definition, in the same way.
 var tableVerbs = []ownVerb{
 	{"Names", func(ctx context.Context, s *pgstore.Store, _ ratelimit.Request) (bool, error) {
@@ -460,7 +465,7 @@ func TestRunnerLosesConnectionBeforeBegin(t *testing.T) {
 			if name == "AllowOnCommit" {
 				run = onCommit(s.store, "")
 			}
-			r.interfere(nil, func(int) relay.Fate { return relay.Fatal })
+			r.interfere(func(int) relay.Fate { return relay.Fatal })
 			result, err := run(t.Context(), s.requests(), s.order(t.Context(), nothing))
 			if result.OK || codeOf(err) != "08P01" {
 				t.Errorf("got OK %v, error %v, want code 08P01", result.OK, err)
