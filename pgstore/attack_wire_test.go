@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -79,22 +78,16 @@ func TestFatalChargesNobodyTwice(t *testing.T) {
 	}
 	had := left()
 	g := gather(t, s.Pool)
-	var told, failed atomic.Int64
+	var told atomic.Int64
 	for range callers {
 		g.call(forLong, func(ctx context.Context) {
-			result, err := s.store.Allow(ctx, limit.For("k"))
-			if err != nil {
-				failed.Add(1)
-			} else if result.OK {
+			if result, err := s.store.Allow(ctx, limit.For("k")); err == nil && result.OK {
 				told.Add(1)
 			}
 		})
 	}
-	var (
-		mu  sync.Mutex
-		cut bool // once, when several were charged together
-	)
-	last := had
+	var mu sync.Mutex
+	cut, last := false, had // once, when several were charged together
 	r.interfere(func(int) relay.Fate {
 		mu.Lock()
 		defer mu.Unlock()
@@ -108,11 +101,9 @@ func TestFatalChargesNobodyTwice(t *testing.T) {
 	g.decide()
 	mu.Lock()
 	defer mu.Unlock()
-	spent := had - left()
-	if spent > callers+0.5 || spent < float64(told.Load())-0.5 {
-		t.Errorf("%d callers were told OK, %d an error, and %.0f tokens are spent", told.Load(), failed.Load(), spent)
+	if spent := had - left(); spent > callers+0.5 || spent < float64(told.Load())-0.5 {
+		t.Errorf("%d callers were told OK, and %.0f tokens are spent, cut %v", told.Load(), spent, cut)
 	}
-	t.Logf("%d told OK, %d an error, %.0f spent, cut %v", told.Load(), failed.Load(), spent, cut)
 }
 
 // When the network goes silent for a connection that is open, whatever had been
@@ -149,7 +140,9 @@ func TestSilenceKeepsNothingLocked(t *testing.T) {
 				case answers >= n && err == nil:
 					t.Errorf("answer %d was lost, and the call succeeded", n)
 				case answers >= n:
-					s.wantFree(t, limit.For(key), n)
+					if _, err := newStore(t, s.side).Allow(within(t, 2*aMoment), limit.For(key)); err != nil { // it may be paused by now
+						t.Fatalf("silent from answer %d on: %v", n, err)
+					}
 				case err == nil: // it has no such answer
 					return
 				case patience > 5*time.Second:
@@ -162,26 +155,13 @@ func TestSilenceKeepsNothingLocked(t *testing.T) {
 	}
 }
 
-// wantFree wants the row of r to be free soon: within the time-out of a second, and what a
-// busy machine needs.
-func (s *scene) wantFree(t *testing.T, r ratelimit.Request, n int) {
-	t.Helper()
-	ctx := within(t, 2*aMoment)
-	if _, err := newStore(t, s.side).Allow(ctx, r); err != nil { // it may be paused by now
-		t.Fatalf("silent from answer %d on: %v", n, err)
-	}
-}
-
 // Against a server that does not answer, every decision on its own without a
 // deadline ends within the store's time-out.
 func TestServerThatNeverAnswers(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	t.Run("from the start", func(t *testing.T) {
-		l, err := net.Listen("tcp", "127.0.0.1:0") // the system accepts
-		must(t, err)
-		defer l.Close()
-		wantEnds(t, newStore(t, address(t, l), withTimeout(300*time.Millisecond), budget(300*time.Millisecond)))
+		wantEnds(t, newStore(t, address(t, listen(t)), withTimeout(300*time.Millisecond), budget(300*time.Millisecond)))
 	})
 	t.Run("from some instant on", func(t *testing.T) {
 		r := newRelay(t)
@@ -195,33 +175,19 @@ func TestServerThatNeverAnswers(t *testing.T) {
 // wantEnds wants from all verbs on their own, soon after 300 ms, that their time was over.
 func wantEnds(t *testing.T, store *pgstore.Store) {
 	t.Helper()
-	const guard = 2 * aMoment
 	ctx, cancel := context.WithCancel(t.Context()) // has no deadline
-	defer cancel()
-	verbs := append(tableVerbs, ownVerbs...)
-	verbs = append(verbs, ownVerb{"Change", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		return false, errOf(s.Change(ctx, r.Limit, shardedSlow(ratelimit.NameOf(r.Limit), 10, 2), r.Key))
-	}})
-	type ended struct {
-		verb string
-		err  error
-	}
-	ends := make(chan ended, len(verbs))
-	for _, verb := range verbs {
-		go func() { ends <- ended{verb.name, errOf(verb.do(ctx, store, slow("l", 10).For(verb.name)))} }()
-	}
-	over := time.After(guard)
-	for left := len(verbs); left > 0; left-- {
-		select {
-		case e := <-ends:
-			if !errors.Is(e.err, context.DeadlineExceeded) {
-				t.Errorf("%s: got %v, want that its time was over", e.verb, e.err)
+	time.AfterFunc(2*aMoment, cancel)
+	var verbs sync.WaitGroup
+	for _, verb := range append([]ownVerb{{"Change", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		return said(s.Change(ctx, r.Limit, shardedSlow(ratelimit.NameOf(r.Limit), 10, 2), r.Key))
+	}}}, append(tableVerbs, ownVerbs...)...) {
+		verbs.Go(func() {
+			if _, err := verb.do(ctx, store, slow("l", 10).For(verb.name)); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%s: got %v, want that its time was over", verb.name, err)
 			}
-		case <-over:
-			t.Errorf("%d verbs have not ended after %v", left, guard)
-			return
-		}
+		})
 	}
+	verbs.Wait()
 }
 
 // A permit that a statement took for a caller who gave up is released, also when a transaction has
