@@ -30,8 +30,10 @@ func TestSecondStepDoesNotDeadlock(t *testing.T) {
 		took float64
 		more func(context.Context, *pgstore.Store, pgx.Tx) error
 	}{
-		"CreditTx": {840, func(ctx context.Context, s *pgstore.Store, tx pgx.Tx) error { return errOf(s.CreditTx(ctx, tx, second)) }},
-		"TakeTx":   {1560, func(ctx context.Context, s *pgstore.Store, tx pgx.Tx) error { return s.TakeTx(ctx, tx, second) }},
+		"CreditTx": {840, func(ctx context.Context, s *pgstore.Store, tx pgx.Tx) error {
+			return errOf(s.CreditTx(ctx, tx, second))
+		}},
+		"TakeTx": {1560, func(ctx context.Context, s *pgstore.Store, tx pgx.Tx) error { return s.TakeTx(ctx, tx, second) }},
 		"ReserveTx of several": {1560, func(ctx context.Context, s *pgstore.Store, tx pgx.Tx) error {
 			own := slow("own", 1e9).For(fmt.Sprint(tx.Conn().PgConn().PID()))
 			return errOf(ratelimit.Granted(s.ReserveTx(ctx, tx, second, own)))
