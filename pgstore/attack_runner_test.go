@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -312,13 +311,13 @@ func TestLostCommitWhileServerIsGone(t *testing.T) {
 	}))
 	t.Cleanup(r.Close)
 	s := newShopOn(t, db, 10, budget(time.Minute))
-	ctx := within(t, time.Second)
-	var ready sync.WaitGroup
-	ready.Add(callers)
+	must(t, connectAll(t.Context(), db.Pool))
+	ctx := within(t, aMoment)
+	var ready atomic.Int64
 	together(callers, func(i int) {
 		_, err := s.store.AllowFunc(ctx, []ratelimit.Request{s.limit.For(fmt.Sprint(i))}, s.order(ctx, func(pgx.Tx) error {
-			ready.Done()
-			ready.Wait()
+			for ready.Add(1); ready.Load() < callers && ctx.Err() == nil; time.Sleep(time.Millisecond) {
+			}
 			r.lose()
 			return nil
 		}))

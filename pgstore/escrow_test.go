@@ -138,7 +138,7 @@ func TestEscrowGrantsWhatThereIs(t *testing.T) {
 				granted, more = granted+result.Taken, more || result.OK
 			}
 		}
-		if n := sent.Sends(); granted < 999 || granted > 1000 || n > 500 { // a part of a token may be left
+		if n := sent.Sends(); granted < 995 || granted > 1000 || n > 500 { // parts of tokens may be left
 			t.Errorf("%s: granted %v of 1000 by %d statements", ratelimit.NameOf(limit), granted, n)
 		}
 	}
