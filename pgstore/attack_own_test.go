@@ -329,9 +329,8 @@ func TestRemembersWhatItTookAfterARefusal(t *testing.T) {
 			if result, err := store.Allow(t.Context(), limit.ForN("k", 5)); err != nil || result.OK { // which is remembered
 				t.Fatalf("got OK %v, error %v, want a refusal", result.OK, err)
 			}
-			if result, err := take(t.Context(), db.Pool, store, limit.ForN("k", 2)); err != nil || !result.OK {
-				t.Fatalf("got OK %v, error %v, want a grant", result.OK, err)
-			}
+			result, err := take(t.Context(), db.Pool, store, limit.ForN("k", 2))
+			mustTake(t, result, err)
 			refused, err := store.Allow(t.Context(), limit.ForN("k", 5))
 			if err != nil || refused.OK {
 				t.Fatalf("got OK %v, error %v, want a refusal", refused.OK, err)
@@ -349,8 +348,7 @@ func TestRemembersWhatItTookAfterARefusal(t *testing.T) {
 func TestTinyRates(t *testing.T) {
 	t.Parallel()
 	c := newClock()
-	db := pgtest.New(t)
-	store := newStore(t, db, onClock(c))
+	store := newStore(t, pgtest.New(t), onClock(c))
 	for _, rate := range []float64{1e-320, 1e-310, 1e-305, 1e-300, 1e-290, 1e-200, 1e-100, 1e-20} {
 		for _, limit := range []ratelimit.Limit{
 			ratelimit.TokenBucket{Name: fmt.Sprint("bucket ", rate), Rate: rate, Period: time.Hour, Capacity: ratelimit.None},
@@ -362,12 +360,8 @@ func TestTinyRates(t *testing.T) {
 				continue
 			}
 			for range 2 {
-				if _, err := store.Allow(t.Context(), limit.ForN("k", 0)); err != nil {
-					t.Errorf("%s: %v", limit.Definition().Name, err)
-				}
-				if _, err := store.Reserve(t.Context(), limit.ForN("k", rate)); err != nil {
-					t.Errorf("%s: %v", limit.Definition().Name, err)
-				}
+				should(t, errOf(store.Allow(t.Context(), limit.ForN("k", 0))))
+				should(t, errOf(store.Reserve(t.Context(), limit.ForN("k", rate))))
 				c.add(time.Second)
 			}
 		}
