@@ -141,50 +141,36 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// together decides calls in one go, in both ways: with an attempt to grant them by
-// one statement, and without.
-func together(t *testing.T, test func(t *testing.T, db *pgtest.DB, decide func(...*engine.Ticket))) {
-	t.Helper()
-	for name, granting := range map[string]bool{"granting": true, "settling": false} {
-		t.Run(name, func(t *testing.T) {
-			db := pgtest.New(t)
-			store := open(t, db, Config{})
-			test(t, db, func(tickets ...*engine.Ticket) {
-				t.Helper()
-				if left := probe(store).DecideAll(t.Context(), tickets, granting, nil); len(left) != 0 {
-					t.Errorf("%d calls wait for a row, want none", len(left))
-				}
-			})
-		})
-	}
-}
-
 // While a new number of shards is rolled out, two definitions can meet in one
 // statement, at a row that is not there yet. Each takes what it says it took.
 func TestCombinedShardCounts(t *testing.T) {
-	together(t, func(t *testing.T, db *pgtest.DB, decide func(...*engine.Ticket)) {
-		one := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 24 * time.Hour}
-		two := one
-		two.Shards = 2
-		tickets := []*engine.Ticket{allowTicket(t, one.ForN("k", 2)), allowTicket(t, two.ForN("k", 3))}
-		decide(tickets...)
-		stored := 0.0 // what is missing in the rows
-		for shard, full := range []float64{10, 5} {
-			var value float64
-			err := db.Pool.QueryRow(t.Context(), "SELECT coalesce(min(value), $2) FROM "+db.Schema+".rate_limits WHERE shard = $1", shard, full).Scan(&value)
-			must(t, err)
-			stored += full - value
-		}
-		for _, ticket := range tickets {
-			if p := ticket.Value; p.Err != nil || !p.Result.OK {
-				t.Errorf("got OK %v, error %v", p.Result.OK, p.Err)
+	for name, granting := range map[string]bool{"granting": true, "settling": false} {
+		t.Run(name, func(t *testing.T) {
+			db := pgtest.New(t)
+			one := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 24 * time.Hour}
+			two := one
+			two.Shards = 2
+			tickets := []*engine.Ticket{allowTicket(t, one.ForN("k", 2)), allowTicket(t, two.ForN("k", 3))}
+			if left := probe(open(t, db, Config{})).DecideAll(t.Context(), tickets, granting, nil); len(left) != 0 {
+				t.Errorf("%d calls wait for a row, want none", len(left))
 			}
-		}
-		// To the one of two shards, 10 tokens in a row are 5.
-		if stored < 5-0.001 {
-			t.Errorf("%v tokens are missing in the rows, want 5 at least", stored)
-		}
-	})
+			stored := 0.0 // what is missing in the rows
+			for shard, full := range []float64{10, 5} {
+				var value float64
+				must(t, db.Pool.QueryRow(t.Context(), "SELECT coalesce(min(value), $2) FROM "+db.Schema+".rate_limits WHERE shard = $1", shard, full).Scan(&value))
+				stored += full - value
+			}
+			for _, ticket := range tickets {
+				if p := ticket.Value; p.Err != nil || !p.Result.OK {
+					t.Errorf("got OK %v, error %v", p.Result.OK, p.Err)
+				}
+			}
+			// To the one of two shards, 10 tokens in a row are 5.
+			if stored < 5-0.001 {
+				t.Errorf("%v tokens are missing in the rows, want 5 at least", stored)
+			}
+		})
+	}
 }
 
 // remembered is a limit of whose key "k" a store that is knowing knows.

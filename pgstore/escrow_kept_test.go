@@ -3,7 +3,6 @@ package pgstore_test
 import (
 	"context"
 	"errors"
-	"strings"
 	"testing"
 	"time"
 
@@ -51,12 +50,8 @@ func hears(t *testing.T, take takes, isUnknown func(error) bool) {
 	eachKept(t, func(t *testing.T, limit ratelimit.Limit, portable bool) {
 		store, sent, db := holding(t, pgstore.MaxEscrow, isPortable(portable))
 		used := warm(t, store, sent, limit.For("k"))
-		slowed, err := db.Pool.Exec(t.Context(), strings.ReplaceAll(`
-			CREATE FUNCTION {schema}.slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.05); RETURN NEW; END';
-			CREATE TRIGGER slow BEFORE UPDATE ON {schema}.rate_limits FOR EACH ROW EXECUTE FUNCTION {schema}.slow()`, "{schema}", db.Schema), pgx.QueryExecModeSimpleProtocol)
-		if err != nil {
-			t.Fatal(slowed, err)
-		}
+		execIn(t, db, `CREATE FUNCTION {schema}.slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.05); RETURN NEW; END';
+			CREATE TRIGGER slow BEFORE UPDATE ON {schema}.rate_limits FOR EACH ROW EXECUTE FUNCTION {schema}.slow()`)
 		const many = 200 // more than are held
 		gaveUp, unknown := 0, 0.0
 		for n := 0; gaveUp < 2 && n < 10; n++ {
@@ -110,17 +105,13 @@ func TestEscrowIsToldWhatWasUsed(t *testing.T) {
 		var receipts []*ratelimit.Receipt
 		allow := func() {
 			result, err := store.Allow(t.Context(), limit.For("k"))
-			if err != nil || !result.OK {
-				t.Fatal(result, err)
-			}
-			receipts = append(receipts, result.Receipt)
+			receipts = append(receipts, mustTake(t, result, err).Receipt)
 		}
 		cancel := func() {
 			t.Helper()
 			for _, r := range receipts {
-				if done, err := store.Cancel(t.Context(), r); !done || err != nil {
-					t.Error(done, err)
-				}
+				done, err := store.Cancel(t.Context(), r)
+				wantSaid(t, "cancel", done, err, true)
 			}
 			receipts = nil
 		}
@@ -132,9 +123,8 @@ func TestEscrowIsToldWhatWasUsed(t *testing.T) {
 		}
 		undone := begin(t, db, pgx.ReadCommitted)
 		last := receipts[len(receipts)-1]
-		if done, err := store.CancelTx(t.Context(), undone, last); !done || err != nil {
-			t.Fatal(done, err)
-		}
+		done, err := store.CancelTx(t.Context(), undone, last)
+		wantSaid(t, "cancel", done, err, true)
 		receipts = receipts[:len(receipts)-1]
 		before := sent.Sends()
 		cancelled := make(chan struct{})

@@ -19,14 +19,13 @@ import (
 var (
 	SendMessage = ratelimit.TokenBucket{Name: "send_message", Rate: 2, Period: time.Hour}
 	SignUp      = ratelimit.TokenBucket{Name: "sign_up", Rate: 3, Period: time.Hour}
-	Requests    = ratelimit.TokenBucket{Name: "requests", Rate: 60, Period: time.Hour}
 	Calls       = ratelimit.InFlight{Name: "calls", Limit: 2, Lease: 30 * time.Second}
 )
 
 // exampleStore returns a store made by pgstore.New(pool, nil), and its pool: of a database with the
-// library's table, and a table of messages and one of customers.
+// library's table, and a table of messages.
 func exampleStore() (ctx context.Context, store *pgstore.Store, pool *pgxpool.Pool, done func()) {
-	pool, done = pgtest.Example(`CREATE TABLE messages (sender text, body text, send_at timestamptz DEFAULT now()); CREATE TABLE customers (name text, plan text)`)
+	pool, done = pgtest.Example(`CREATE TABLE messages (sender text, body text, send_at timestamptz DEFAULT now())`)
 	store, err := pgstore.New(pool, nil)
 	if err != nil {
 		log.Fatal(err)
@@ -45,26 +44,6 @@ func ExampleStore_QueueTake() {
 			log.Fatal(err)
 		}
 		err := pool.SendBatch(ctx, &batch).Close()
-		if err != nil && !errors.Is(err, ratelimit.ErrRefused) {
-			log.Fatal(err)
-		}
-		fmt.Println(body, err == nil)
-	}
-	// Output:
-	// one true
-	// two true
-	// three false
-}
-
-// BEGIN travels with the INSERT, and the take with COMMIT. A refusal undoes both.
-func ExampleStore_AllowOnCommit() {
-	ctx, store, _, done := exampleStore()
-	defer done()
-	for _, body := range []string{"one", "two", "three"} {
-		_, err := store.AllowOnCommit(ctx, []ratelimit.Request{SendMessage.For("alice")}, pgx.ReadCommitted, func(tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, "INSERT INTO messages (sender, body) VALUES ($1, $2)", "alice", body)
-			return err
-		})
 		if err != nil && !errors.Is(err, ratelimit.ErrRefused) {
 			log.Fatal(err)
 		}
@@ -204,84 +183,6 @@ func ExampleConfig() {
 	// 12:00:00 true 0s
 	// 12:00:00 false 30m0s
 	// 12:30:00 true 0s
-}
-
-// Take is the shortest form, and the safe one: no error means that it was granted.
-func ExampleStore_TakeTx() {
-	ctx, store, pool, done := exampleStore()
-	defer done()
-	for range 3 {
-		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(ctx, `INSERT INTO messages (sender, body) VALUES ('alice', 'hello')`); err != nil {
-				return err
-			}
-			return store.TakeTx(ctx, tx, SendMessage.For("alice")) // a refusal rolls the message back
-		})
-		var refused *ratelimit.RefusedError
-		switch {
-		case errors.As(err, &refused):
-			fmt.Println("try again in", refused.Result.RetryAfter.Round(time.Minute))
-		case err != nil:
-			log.Fatal(err)
-		default:
-			fmt.Println("sent")
-		}
-	}
-	// Output:
-	// sent
-	// sent
-	// try again in 30m0s
-}
-
-// A scheduler asks how many of 100 messages it may send now.
-func ExampleStore_AllowAtMostTx() {
-	ctx, store, pool, done := exampleStore()
-	defer done()
-	for range 2 {
-		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			res, err := store.AllowAtMostTx(ctx, tx, Requests.ForN("", 100))
-			if err != nil || !res.OK {
-				fmt.Println(res.OK, res.RetryAfter.Round(time.Minute))
-				return err
-			}
-			fmt.Println(res.OK, res.Taken) // fetch so many, in tx
-			return nil
-		})
-		if err != nil {
-			log.Fatal(err)
-		}
-	}
-	// Output:
-	// true 60
-	// false 1m0s
-}
-
-// A customer who has used up the free plan buys another one: the row is raised in the transaction
-// that changes the plan, and what was used stays used.
-func ExampleStore_ChangeTx() {
-	ctx, store, pool, done := exampleStore()
-	defer done()
-	free := ratelimit.FixedWindow{Name: "calls", Rate: 50, Every: ratelimit.Month, Zone: "America/New_York"}
-	team := free
-	team.Rate = 1000
-	if err := store.Take(ctx, free.ForN("acme", 50)); err != nil {
-		log.Fatal(err)
-	}
-	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `UPDATE customers SET plan = 'team' WHERE name = 'acme'`); err != nil {
-			return err
-		}
-		now, err := store.ChangeTx(ctx, tx, free, team, "acme")
-		if err != nil {
-			return err
-		}
-		fmt.Println(now.Remaining, "left of", now.Capacity)
-		return nil
-	})
-	if err != nil {
-		log.Fatal(err)
-	}
-	// Output: 950 left of 1000
 }
 
 // Work that takes long is held, and its permit is released by the transaction that finishes it.

@@ -10,14 +10,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/batch"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
-	"github.com/pgratelimit/ratelimit/internal/traced"
 	"github.com/pgratelimit/ratelimit/memstore"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/engine"
@@ -276,29 +274,19 @@ func TestGatheredRefusals(t *testing.T) {
 	}
 }
 
-// onLook is a tracer that does something when a row is looked at.
-type onLook struct {
-	traced.Statements
-	do func()
-}
-
-func (o *onLook) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	o.do()
-	return ctx
-}
-
 // Who gives up between two statements for those who gathered is not charged.
 func TestGatheredGivingUp(t *testing.T) {
+	var sends onSend
 	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = &onLook{do: cancel} }))
+	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = &sends }))
 	store := open(t, db, Config{Portable: true})
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 6, Period: 24 * time.Hour}
 	must(t, store.Take(t.Context(), limit.For("k")))
 	join, goOn := gathering(t, func(ctx context.Context, tickets []*engine.Ticket) {
 		probe(store).DecideAll(ctx, tickets, true, &theRow)
 	})
-	join(ctx, allowTicket(t, limit.ForN("k", 4)).Value)
+	gone := join(ctx, allowTicket(t, limit.ForN("k", 4)).Value)
+	sends.after(0, func() { cancel(); <-gone })
 	stays := allowTicket(t, limit.ForN("k", 2)).Value
 	join(t.Context(), stays)
 	goOn()
