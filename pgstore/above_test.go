@@ -36,6 +36,23 @@ func withMemory() []takeForm {
 	}, takeForms...)
 }
 
+// untilRefused asks until it is refused twice, and returns how often it was granted.
+func untilRefused(t *testing.T, ask func() (ratelimit.Result, error)) (granted int64) {
+	for refused := 0; refused < 2; {
+		result, err := ask()
+		if err != nil {
+			t.Error(err)
+			return granted
+		}
+		if result.OK {
+			granted++
+		} else {
+			refused++
+		}
+	}
+	return granted
+}
+
 // floorsOf are those of three classes: batch work, normal calls and critical ones.
 var floorsOf = []float64{0.5, 0.2, 0}
 
@@ -57,18 +74,9 @@ func TestAboveIsKeptUnderOverload(t *testing.T) {
 					var counts [3]atomic.Int64
 					together(callers, func(i int) {
 						class := class(i)
-						for refused := 0; refused < 2; {
-							result, err := take(ctx, i, limit.For(key).Above(floorsOf[class]))
-							if err != nil {
-								t.Error(err)
-								return
-							}
-							if !result.OK {
-								refused++
-								continue
-							}
-							counts[class].Add(1)
-						}
+						counts[class].Add(untilRefused(t, func() (ratelimit.Result, error) {
+							return take(ctx, i, limit.For(key).Above(floorsOf[class]))
+						}))
 					})
 					for class := range counts {
 						granted[class] = counts[class].Load()
@@ -149,16 +157,14 @@ func TestCrossed(t *testing.T) {
 	for _, s := range []ratelimit.TxStore[pgx.Tx]{store, memory} {
 		limit := ratelimit.FixedWindow{Name: "quota", Rate: 100, Period: 1e5 * time.Hour, MaxReserved: 100}
 		other := ratelimit.SlidingWindow{Name: "other", Rate: 100, Period: 1e5 * time.Hour}
-		step := func(want bool, result ratelimit.Result, err error) ratelimit.Result {
-			t.Helper()
-			if err != nil || result.Crossed(0.8) != want {
-				t.Errorf("%T: got %v (%v before), error %v, want crossed %v", s, result, result.Before, err, want)
-			}
-			return result
-		}
 		check := func(want bool) func(ratelimit.Result, error) ratelimit.Result {
-			t.Helper()
-			return func(result ratelimit.Result, err error) ratelimit.Result { t.Helper(); return step(want, result, err) }
+			return func(result ratelimit.Result, err error) ratelimit.Result {
+				t.Helper()
+				if err != nil || result.Crossed(0.8) != want {
+					t.Errorf("%T: got %v (%v before), error %v, want crossed %v", s, result, result.Before, err, want)
+				}
+				return result
+			}
 		}
 		taken := check(false)(s.Allow(ctx, limit.ForN("k", 70)))
 		check(false)(s.Check(ctx, limit.ForN("k", 20)))

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 // All that there is, some of it, or nothing: in a transaction the rows are locked and read
@@ -87,27 +87,35 @@ func TestAtMostLeavesNoPredicateLock(t *testing.T) {
 	}
 }
 
-func TestAtMostInvalid(t *testing.T) {
+func TestAtMostAndFirstInvalid(t *testing.T) {
 	t.Parallel()
 	store := newStore(t, pgtest.New(t))
-	l := slow("at most", 10)
+	l, small, large := slow("at most", 10), slow("small", 2), slow("large", 10)
 	empty := ratelimit.TokenBucket{Name: "empty", Rate: 1, Period: time.Second, Capacity: 0.5}
+	first := store.AllowFirst
+	most := func(ctx context.Context, r ...ratelimit.Request) (ratelimit.Result, error) {
+		return store.AllowAtMost(ctx, r[0])
+	}
 	for _, test := range []struct {
-		request ratelimit.Request
-		want    error
+		verb     func(context.Context, ...ratelimit.Request) (ratelimit.Result, error)
+		requests []ratelimit.Request
+		want     error
 	}{
-		{l.ForN("k", 0), ratelimit.ErrInvalid},
-		{l.ForN("k", 0.9), ratelimit.ErrInvalid},
-		{l.ForN("k", -1), ratelimit.ErrInvalid},
-		{ratelimit.Request{}, ratelimit.ErrInvalid},
-		{empty.ForN("k", 1), ratelimit.ErrExceedsCapacity},
+		{most, []ratelimit.Request{l.ForN("k", 0)}, ratelimit.ErrInvalid},
+		{most, []ratelimit.Request{l.ForN("k", 0.9)}, ratelimit.ErrInvalid},
+		{most, []ratelimit.Request{empty.ForN("k", 1)}, ratelimit.ErrExceedsCapacity},
+		{first, nil, ratelimit.ErrInvalid},
+		{first, []ratelimit.Request{small.For("k"), small.ForN("k", 2)}, ratelimit.ErrInvalid},
+		{first, []ratelimit.Request{small.For("k"), large.ForN("k", -1)}, ratelimit.ErrInvalid},
+		{first, []ratelimit.Request{small.ForN("k", 3), large.ForN("k", 11)}, ratelimit.ErrExceedsCapacity},
 	} {
-		if result, err := store.AllowAtMost(t.Context(), test.request); !errors.Is(err, test.want) || result.OK {
-			t.Errorf("%v: %v, %v, want %v", test.request, result, err, test.want)
+		if result, err := test.verb(t.Context(), test.requests...); !errors.Is(err, test.want) || result.OK {
+			t.Errorf("%v: %v, %v, want %v", test.requests, result, err, test.want)
 		}
 	}
-	if _, err := store.AllowAtMostTx(t.Context(), nil, l.For("k")); !errors.Is(err, ratelimit.ErrInvalid) {
-		t.Errorf("no transaction: %v", err)
+	result, err := first(t.Context(), small.ForN("k", 3), large.ForN("k", 3)) // small is passed over
+	if mustTake(t, result, err); ratelimit.NameOf(result.Request.Limit) != "large" {
+		t.Errorf("%v, want it from large", result)
 	}
 }
 
@@ -196,25 +204,20 @@ func TestFirstDoesNotDeadlock(t *testing.T) {
 	a, b := slow("first a", 10), slow("first b", 10)
 	mustAllow(t, store, a.ForN("k", 10), b.ForN("k", 10))
 	orders := [][]ratelimit.Request{{a.For("k"), b.For("k")}, {b.For("k"), a.For("k")}}
-	var group sync.WaitGroup
-	for i := range 10 {
-		group.Go(func() {
-			for range 30 {
-				err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
-					result, err := store.AllowFirstTx(t.Context(), tx, orders[i%2]...)
-					if err == nil && result.OK {
-						err = errors.New("granted what is not there")
-					}
-					return err
-				})
-				if err != nil {
-					t.Error(err)
-					return
+	together(10, func(i int) {
+		for range 30 {
+			if err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+				result, err := store.AllowFirstTx(t.Context(), tx, orders[i%2]...)
+				if err == nil && result.OK {
+					err = errors.New("granted what is not there")
 				}
+				return err
+			}); err != nil {
+				t.Error(err)
+				return
 			}
-		})
-	}
-	group.Wait()
+		}
+	})
 }
 
 // A transaction that has the own bucket's row is waited for: it may give back what it has
@@ -245,29 +248,6 @@ func TestFirstWaitsForTheFirst(t *testing.T) {
 	}
 }
 
-func TestFirstInvalid(t *testing.T) {
-	t.Parallel()
-	store := newStore(t, pgtest.New(t))
-	small, large := slow("small", 2), slow("large", 10)
-	for _, test := range []struct {
-		requests []ratelimit.Request
-		want     error
-	}{
-		{nil, ratelimit.ErrInvalid},
-		{[]ratelimit.Request{small.For("k"), small.ForN("k", 2)}, ratelimit.ErrInvalid},
-		{[]ratelimit.Request{small.For("k"), large.ForN("k", -1)}, ratelimit.ErrInvalid},
-		{[]ratelimit.Request{small.ForN("k", 3), large.ForN("k", 11)}, ratelimit.ErrExceedsCapacity},
-	} {
-		if result, err := store.AllowFirst(t.Context(), test.requests...); !errors.Is(err, test.want) || result.OK {
-			t.Errorf("%v: %v, %v, want %v", test.requests, result, err, test.want)
-		}
-	}
-	result, err := store.AllowFirst(t.Context(), small.ForN("k", 3), large.ForN("k", 3)) // small is passed over
-	if mustTake(t, result, err); ratelimit.NameOf(result.Request.Limit) != "large" {
-		t.Errorf("%v, want it from large", result)
-	}
-}
-
 // By the database's clock a wait is never over too early.
 func TestWait(t *testing.T) {
 	t.Parallel()
@@ -276,9 +256,7 @@ func TestWait(t *testing.T) {
 	for range 5 {
 		result, err := store.Wait(t.Context(), l.For("k"))
 		mustTake(t, result, err)
-		var now time.Time
-		must(t, db.Pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&now))
-		if now.Before(result.RetryAt) {
+		if now := databaseNow(t, db); now.Before(result.RetryAt) {
 			t.Errorf("returned %v early", result.RetryAt.Sub(now))
 		}
 	}
@@ -323,5 +301,59 @@ func TestPauseEach(t *testing.T) {
 				t.Errorf("%v, want a pause until %v", status, until)
 			}
 		}
+	}
+}
+
+// Close ends those who wait for a reservation, and returns when they have given it back.
+func TestCloseEndsWaits(t *testing.T) {
+	t.Parallel()
+	db, store := setUp(t, maxConns(8))
+	limit := slow("l", 1)
+	mustAllow(t, store, limit.For("k"))
+	type answer struct {
+		result ratelimit.Result
+		err    error
+	}
+	answers := make(chan answer, 2)
+	for range 2 {
+		go func() {
+			result, err := store.Wait(t.Context(), limit.For("k"))
+			answers <- answer{result, err}
+		}()
+	}
+	eventually(t, "both wait", func() bool {
+		check, err := store.Check(t.Context(), limit.ForN("k", 0))
+		return err == nil && check.Value < -1.5
+	})
+	holder, err := db.Pool.Begin(t.Context())
+	must(t, err)
+	mustExec(t, holder, "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE")
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		store.Close()
+	}()
+	eventually(t, "one who gives back waits for the row", func() bool { return waitsForLong(t, db, holder) > 0 })
+	select {
+	case <-closed:
+		t.Error("Close has returned before they have given back")
+	default:
+	}
+	must(t, holder.Rollback(t.Context()))
+	<-closed
+	wantLeft(t, newStore(t, db), limit.For("k"), 0)
+	for range 2 {
+		var waited *ratelimit.WaitError
+		if a := <-answers; !errors.As(a.err, &waited) || !errors.Is(a.err, pgstore.ErrClosed) || waited.Wait < time.Hour {
+			t.Errorf("got %v, want a wait that the store has ended", a.err)
+		}
+	}
+	if _, err := store.Wait(t.Context(), limit.For("k")); !errors.Is(err, pgstore.ErrClosed) {
+		t.Errorf("got %v of a wait afterwards, want %v", err, pgstore.ErrClosed)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := newStore(t, db).Wait(ctx, limit.For("k")); errors.Is(err, pgstore.ErrClosed) || !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v of a wait that its caller ended, want %v", err, context.Canceled)
 	}
 }

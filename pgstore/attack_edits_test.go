@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -52,31 +53,6 @@ func families() []family {
 	}
 }
 
-// pruneUntilOver asks for all but some of a limit again and again, with a Prune
-// in between, and is what was granted within its first minute.
-func pruneUntilOver(t *testing.T, c *clock, store *pgstore.Store, f family, ask func(ratelimit.Request) (ratelimit.Result, error), limits ...ratelimit.Limit) (granted float64) {
-	t.Helper()
-	for range 10 {
-		c.add(6 * time.Second)
-		result, err := ask(f.spent.ForN("k", f.count))
-		must(t, err)
-		if result.OK {
-			granted += f.count
-		}
-		must(t, errOf(store.Prune(t.Context(), limits...)))
-	}
-	return granted
-}
-
-// wantNotOver holds what was granted within a minute against a family's limit.
-func wantNotOver(t *testing.T, f family, granted float64) {
-	t.Helper()
-	d := bucket.Definition(f.spent.Definition())
-	if most := d.Capacity + d.Rate*float64(time.Minute)/float64(d.Period); granted > most {
-		t.Errorf("granted %v in a minute, want at most %v", granted, most)
-	}
-}
-
 // A plan or a roll-out has two definitions of one name. Prune deletes what is
 // full by every definition of the name that it is given, in whatever order, or that its store
 // has seen.
@@ -88,17 +64,23 @@ func TestPruneHeedsEveryDefinitionNamed(t *testing.T) {
 			for i, limits := range [][]ratelimit.Limit{{f.spent, f.other}, {f.other, f.spent}, {f.other, slow("another", 1), f.spent, f.other}, {f.other}} {
 				t.Run(fmt.Sprintf("%s/%d", f.name, i), func(t *testing.T) {
 					mustReset(t, store, f.spent, "k")
-					asked := store
+					asked, d, granted := store, bucket.Definition(f.spent.Definition()), 0.0
 					if len(limits) == 1 {
 						asked = pruner // so that it sees the other
 					}
-					granted := pruneUntilOver(t, c, pruner, f, func(r ratelimit.Request) (ratelimit.Result, error) {
-						return asked.Allow(t.Context(), r)
-					}, limits...)
-					wantNotOver(t, f, granted)
+					for range 10 { // within a minute
+						c.add(6 * time.Second)
+						result, err := asked.Allow(t.Context(), f.spent.ForN("k", f.count))
+						must(t, err)
+						granted += result.Taken
+						must(t, errOf(pruner.Prune(t.Context(), limits...)))
+					}
+					if most := d.Capacity + d.Rate*float64(time.Minute)/float64(d.Period); granted > most {
+						t.Errorf("granted %v in a minute, want at most %v", granted, most)
+					}
 					c.add(1000 * time.Hour) // full by all
-					if _, err := pruner.Prune(t.Context(), limits...); err != nil || len(rowsOf(t, db, f.spent.Definition().Name)) != 0 {
-						t.Errorf("full by all: error %v, %q stayed", err, rowsOf(t, db, f.spent.Definition().Name))
+					if _, err := pruner.Prune(t.Context(), limits...); err != nil || len(rowsOf(t, db, d.Name)) != 0 {
+						t.Errorf("full by all: error %v, %q stayed", err, rowsOf(t, db, d.Name))
 					}
 				})
 			}
@@ -134,8 +116,10 @@ func TestChangeGrantsNothingDuringItsPause(t *testing.T) {
 				c.add(59 * time.Minute)
 				for name, l := range map[string]ratelimit.Limit{"old": old, "new": newer} {
 					others := newStore(t, db, onClock(c)) // of a process that knows of nothing
-					if got := takeSingly(t, db, others, l.For("k"), 40); got != 0 {
-						t.Errorf("by the %s definition %d of 40 were granted, want none", name, got)
+					for i, take := range slices.Repeat([]takes{allowOwn, allowAt(pgx.ReadCommitted), allowFunc, reserveOwn}, 10) {
+						if result, err := take(t.Context(), db.Pool, others, l.For("k")); err != nil || result.OK {
+							t.Fatalf("by the %s definition call %d got OK %v, error %v", name, i, result.OK, err)
+						}
 					}
 				}
 				c.add(time.Minute + 24*time.Hour)
@@ -149,22 +133,6 @@ func TestChangeGrantsNothingDuringItsPause(t *testing.T) {
 			})
 		}
 	}
-}
-
-// takeSingly asks n times, in all forms in turn, and is how often it was granted.
-func takeSingly(t *testing.T, db *pgtest.DB, store *pgstore.Store, r ratelimit.Request, n int) (granted int) {
-	t.Helper()
-	ways := []takes{allowOwn, allowAt(pgx.ReadCommitted), allowFunc, func(ctx context.Context, _ *pgxpool.Pool, s *pgstore.Store, r ...ratelimit.Request) (ratelimit.Result, error) {
-		return s.Reserve(ctx, r...)
-	}}
-	for i := range n {
-		result, err := ways[i%len(ways)](t.Context(), db.Pool, store, r)
-		must(t, err)
-		if result.OK {
-			granted++
-		}
-	}
-	return granted
 }
 
 // cancelLimits are of 10 tokens, of which 2 are left before a test takes.
@@ -305,75 +273,61 @@ func refill(t *testing.T, c *clock, store *pgstore.Store, _, newer ratelimit.Lim
 	mustAllow(t, store, newer.ForN("k", 10))
 }
 
-// givingBack are the ways to give 4 tokens back, of a result that took them.
-var givingBack = []struct {
-	name string
-	do   func(*testing.T, *pgtest.DB, *pgstore.Store, ratelimit.Limit, ratelimit.Result)
-}{
-	{"Credit", func(t *testing.T, _ *pgtest.DB, store *pgstore.Store, l ratelimit.Limit, _ ratelimit.Result) {
-		must(t, errOf(store.Credit(t.Context(), l.ForN("k", 4))))
-	}},
-	{"Cancel", func(t *testing.T, _ *pgtest.DB, store *pgstore.Store, _ ratelimit.Limit, taken ratelimit.Result) {
-		cancelled, err := store.Cancel(t.Context(), taken.Receipt)
-		wantSaid(t, "cancel", cancelled, err, true)
-	}},
-	{"CancelTx", func(t *testing.T, db *pgtest.DB, store *pgstore.Store, _ ratelimit.Limit, taken ratelimit.Result) {
-		tx := begin(t, db, pgx.Serializable)
-		cancelled, err := store.CancelTx(t.Context(), tx, taken.Receipt)
-		wantSaid(t, "cancel", cancelled, err, true)
-		end(t, tx.Commit)
-	}},
-}
-
-// wantWhilePaused has a key with tokens that were given back during its pause refuse,
-// in all forms, until that is over.
-func wantWhilePaused(t *testing.T, db *pgtest.DB, store *pgstore.Store, l ratelimit.Limit, until time.Time) {
-	t.Helper()
+// An own pause holds: what is given back while it lasts is there when it is over,
+// and not before, in whichever form; what is reserved meanwhile is due then.
+func TestPauseHolds(t *testing.T) {
+	t.Parallel()
 	check := func(ctx context.Context, _ *pgxpool.Pool, s *pgstore.Store, r ...ratelimit.Request) (ratelimit.Result, error) {
 		return s.Check(ctx, r...)
 	}
-	for _, count := range []float64{1, 0} {
-		for _, form := range []struct {
-			name string
-			ask  takes
-		}{{"Allow", allowOwn}, {"AllowTx", allowAt(pgx.ReadCommitted)}, {"AllowFunc", allowFunc}, {"Check", check}} {
-			result, err := form.ask(t.Context(), db.Pool, store, l.ForN("k", count))
-			if err != nil || result.OK || !result.RetryAt.Equal(until) {
-				t.Fatalf("%s of %v: got OK %v until %v, error %v; want a refusal until %v", form.name, count, result.OK, result.RetryAt, err, until)
-			}
-		}
-	}
-}
-
-// An own pause holds: what is given back while it lasts is there when it is over,
-// and not before; what is reserved meanwhile is due then.
-func TestPauseHolds(t *testing.T) {
-	t.Parallel()
-	for _, way := range givingBack {
-		t.Run(way.name, func(t *testing.T) {
-			eachKind(t, func(t *testing.T, db *pgtest.DB, c *clock, store *pgstore.Store, l ratelimit.Limit) {
-				taken, err := store.Allow(t.Context(), l.ForN("k", 4))
-				mustTake(t, taken, err)
-				until := noon.Add(90 * time.Minute)
-				must(t, errOf(store.Pause(t.Context(), l, "k", until.Sub(noon))))
-				if result, err := store.Allow(t.Context(), l.For("k")); err != nil || result.OK || result.RetryAt.Before(until) {
-					t.Errorf("got OK %v until %v, error %v; want a refusal until %v or later", result.OK, result.RetryAt, err, until)
-				}
-				c.add(time.Hour)
-				way.do(t, db, store, l, taken)
-				wantWhilePaused(t, db, store, l, until)
-
-				reserved, err := store.Reserve(t.Context(), l.ForN("k", 1))
-				mustTake(t, reserved, err)
-				if !reserved.RetryAt.Equal(until) {
-					t.Errorf("reserved for %v, want %v", reserved.RetryAt, until)
-				}
-				c.set(until.Add(-time.Microsecond))
-				wantWhilePaused(t, db, store, l, until)
-				c.set(until)
-				result, err := store.Allow(t.Context(), l.ForN("k", 3))
-				mustTake(t, result, err)
+	for name, giveBack := range map[string]func(*testing.T, verbs, ratelimit.Request, *ratelimit.Receipt) error{
+		"Credit": func(t *testing.T, s verbs, r ratelimit.Request, _ *ratelimit.Receipt) error {
+			return errOf(s.Credit(t.Context(), r))
+		},
+		"Cancel": func(t *testing.T, s verbs, _ ratelimit.Request, taken *ratelimit.Receipt) error {
+			cancelled, err := s.Cancel(t.Context(), taken)
+			wantSaid(t, "cancel", cancelled, err, true)
+			return nil
+		},
+	} {
+		for _, inTx := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, inTx), func(t *testing.T) {
+				eachKind(t, func(t *testing.T, db *pgtest.DB, c *clock, store *pgstore.Store, l ratelimit.Limit) {
+					until := noon.Add(90 * time.Minute)
+					wantWhilePaused := func() {
+						t.Helper()
+						for _, count := range []float64{1, 0} {
+							for i, ask := range []takes{allowOwn, allowAt(pgx.ReadCommitted), allowFunc, check} {
+								result, err := ask(t.Context(), db.Pool, store, l.ForN("k", count))
+								if err != nil || result.OK || !result.RetryAt.Equal(until) {
+									t.Fatalf("form %d of %v: got OK %v until %v, error %v; want a refusal until %v", i, count, result.OK, result.RetryAt, err, until)
+								}
+							}
+						}
+					}
+					taken, err := store.Allow(t.Context(), l.ForN("k", 4))
+					mustTake(t, taken, err)
+					wantPaused(t, store, l, "k", noon, until)
+					if result, err := store.Allow(t.Context(), l.For("k")); err != nil || result.OK || result.RetryAt.Before(until) {
+						t.Errorf("got OK %v until %v, error %v; want a refusal until %v or later", result.OK, result.RetryAt, err, until)
+					}
+					c.add(time.Hour)
+					if inTx {
+						must(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error { return giveBack(t, txVerbs{store, tx}, l.ForN("k", 4), taken.Receipt) }))
+					} else {
+						must(t, giveBack(t, store, l.ForN("k", 4), taken.Receipt))
+					}
+					wantWhilePaused()
+					reserved, err := store.Reserve(t.Context(), l.ForN("k", 1))
+					if mustTake(t, reserved, err); !reserved.RetryAt.Equal(until) {
+						t.Errorf("reserved for %v, want %v", reserved.RetryAt, until)
+					}
+					c.set(until.Add(-time.Microsecond))
+					wantWhilePaused()
+					c.set(until)
+					mustAllow(t, store, l.ForN("k", 3))
+				})
 			})
-		})
+		}
 	}
 }

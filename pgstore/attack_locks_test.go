@@ -30,7 +30,11 @@ type scene struct {
 
 func newScene(t *testing.T, conns int32, change ...func(*pgstore.Config)) *scene {
 	t.Helper()
-	db := pgtest.New(t, maxConns(conns))
+	return sceneOn(t, pgtest.New(t, maxConns(conns)), change...)
+}
+
+func sceneOn(t *testing.T, db *pgtest.DB, change ...func(*pgstore.Config)) *scene {
+	t.Helper()
 	s := &scene{db, newStore(t, db, change...), beside(t, db)}
 	mustAllow(t, newStore(t, s.side), leaders()...)
 	return s
@@ -49,22 +53,16 @@ type held struct {
 // has inserted itself nobody else can see.
 func (s *scene) hold(t *testing.T, rows int, there bool) *held {
 	t.Helper()
-	conn, err := pgx.Connect(t.Context(), s.URL)
+	tx, err := connect(t, s.URL).Begin(t.Context())
 	must(t, err)
-	t.Cleanup(func() { _ = conn.Close(context.Background()) })
-	h := &held{limit: slow("the held limit", 10), had: 10}
-	if h.tx, err = conn.Begin(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	store := newStore(t, s.side)
+	h, store := &held{limit: slow("the held limit", 10), had: 10, tx: tx}, newStore(t, s.side)
 	for i := range rows {
 		h.keys = append(h.keys, fmt.Sprint("held key ", i))
 		if there {
 			mustAllow(t, store, h.limit.For(h.keys[i]))
 			h.had = 9
 		}
-		result, err := store.AllowTx(t.Context(), h.tx, h.limit.ForN(h.keys[i], 3))
-		mustTake(t, result, err)
+		takeIn(t, store, h.tx, h.limit.ForN(h.keys[i], 3))
 	}
 	return h
 }
@@ -87,12 +85,15 @@ type asked struct {
 	late time.Duration // after its deadline
 }
 
+// before is a limit that is locked before the held one.
+func before(h *held) ratelimit.Request { return slow("a limit before", 1e6).For("of " + h.keys[0]) }
+
 // ask has calls for each held key wait: for it alone, and with another limit
 // that is locked before it or after it. Each takes one token of the key.
 func (s *scene) ask(t *testing.T, h *held, patience time.Duration) (calls []<-chan asked) {
 	t.Helper()
 	for _, key := range h.keys {
-		before, behind := slow("a limit before", 10).For("of "+key), slow("v limit behind", 10).For("of "+key)
+		before, behind := before(h).Limit.For("of "+key), slow("v limit behind", 10).For("of "+key)
 		calls = append(calls,
 			s.allow(t, patience, h.limit.For(key)),
 			s.allow(t, patience, before, h.limit.For(key)),
@@ -120,21 +121,15 @@ func (s *scene) allow(t *testing.T, patience time.Duration, requests ...ratelimi
 func (s *scene) wantUndisturbed(t *testing.T) {
 	t.Helper()
 	plain, other, shards := slow("one", 1e6), slow("other", 1e6), shardedSlow("shards", 1e6, 4)
-	manners := []func(context.Context, string) (ratelimit.Result, error){
-		func(ctx context.Context, key string) (ratelimit.Result, error) {
-			return s.store.Allow(ctx, plain.For(key))
-		},
-		func(ctx context.Context, key string) (ratelimit.Result, error) {
-			return s.store.Allow(ctx, plain.For(key), other.For(key))
-		},
-		func(ctx context.Context, key string) (ratelimit.Result, error) {
-			return s.store.Check(ctx, plain.For(key))
-		},
-		func(ctx context.Context, key string) (ratelimit.Result, error) {
-			return s.store.Reserve(ctx, shards.For(key))
-		},
-	}
-	undisturbed(t, manners...)
+	undisturbed(t, func(ctx context.Context, key string) (ratelimit.Result, error) {
+		return s.store.Allow(ctx, plain.For(key))
+	}, func(ctx context.Context, key string) (ratelimit.Result, error) {
+		return s.store.Allow(ctx, plain.For(key), other.For(key))
+	}, func(ctx context.Context, key string) (ratelimit.Result, error) {
+		return s.store.Check(ctx, plain.For(key))
+	}, func(ctx context.Context, key string) (ratelimit.Result, error) {
+		return s.store.Reserve(ctx, shards.For(key))
+	})
 }
 
 // undisturbed has callers ask for keys at random a few times, each until a call
@@ -162,7 +157,8 @@ func undisturbed(t *testing.T, manners ...func(context.Context, string) (ratelim
 
 // Rows that a transaction keeps locked disturb nobody who asks for others,
 // however many there are, whatever those who wait ask for besides, and however
-// few connections the pool has.
+// few connections the pool has. Those who wait keep no other row locked: not from decisions
+// on their own, of this store and another, nor from transactions.
 func TestLockedRowsDisturbNobodyElse(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
@@ -175,6 +171,14 @@ func TestLockedRowsDisturbNobodyElse(t *testing.T) {
 					h := s.hold(t, rows, there)
 					calls := s.ask(t, h, forLong)
 					s.wantUndisturbed(t)
+					other := newStore(t, s.side)
+					undisturbed(t, func(ctx context.Context, _ string) (ratelimit.Result, error) {
+						return s.store.Allow(ctx, before(h)) // which those who wait have not locked
+					}, func(ctx context.Context, _ string) (ratelimit.Result, error) {
+						return other.Allow(ctx, before(h))
+					}, func(ctx context.Context, _ string) (ratelimit.Result, error) {
+						return allowAt(pgx.ReadCommitted)(ctx, s.side.Pool, other, before(h))
+					})
 					must(t, h.tx.Commit(t.Context()))
 					for _, call := range calls {
 						got := <-call
@@ -189,35 +193,6 @@ func TestLockedRowsDisturbNobodyElse(t *testing.T) {
 	}
 }
 
-// A call that waits for one of its rows keeps no other locked meanwhile: not from
-// decisions on their own, of this store and another, nor from transactions.
-func TestWaitingKeepsNothingLocked(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	eachRow(t, func(t *testing.T, there bool) {
-		s := newScene(t, 8)
-		h := s.hold(t, 1, there)
-		free := slow("a limit before", 1e6)
-		mustAllow(t, s.store, free.For("k"))
-		call := s.allow(t, forLong, free.For("k"), h.limit.For(h.keys[0]))
-		waitFor(t, s.side, h.tx, 1)
-		another := newStore(t, s.side)
-		undisturbed(t,
-			func(ctx context.Context, _ string) (ratelimit.Result, error) {
-				return s.store.Allow(ctx, free.For("k"))
-			},
-			func(ctx context.Context, _ string) (ratelimit.Result, error) {
-				return another.Allow(ctx, free.For("k"))
-			},
-			func(ctx context.Context, _ string) (ratelimit.Result, error) {
-				return allowAt(pgx.ReadCommitted)(ctx, s.side.Pool, another, free.For("k"))
-			})
-		must(t, h.tx.Rollback(t.Context()))
-		got := <-call
-		mustTake(t, got.Result, got.err)
-	})
-}
-
 // A call that waits for a lock, and whose context ends, says so: that it was a
 // lock, and of which limit, without the key; and no later than a moment after.
 func TestWaitingForALockSaysSo(t *testing.T) {
@@ -227,14 +202,12 @@ func TestWaitingForALockSaysSo(t *testing.T) {
 		t.Run(verb.name, func(t *testing.T) {
 			t.Parallel()
 			eachRow(t, func(t *testing.T, there bool) {
-				if verb.name == "reset" && !there {
+				if verb.name == "Reset" && !there {
 					return // there is nothing to delete, and so to wait for
 				}
 				s := newScene(t, 4)
 				h := s.hold(t, 1, there)
-				if err := connectAll(t.Context(), s.Pool); err != nil { // or that is what it may wait for
-					t.Fatal(err)
-				}
+				must(t, connectAll(t.Context(), s.Pool)) // or that is what it may wait for
 				err := untilLocked(t, h.limit, func(ctx context.Context) error {
 					err := verb.do(ctx, s.store, h.limit, h.keys[0])
 					if deadline, _ := ctx.Deadline(); time.Since(deadline) > aMoment {
@@ -267,47 +240,27 @@ func untilLocked(t *testing.T, limit ratelimit.Limit, ask func(context.Context) 
 	return err
 }
 
-// waiting are the verbs on their own that wait for a row that is locked.
-var waiting = []struct {
+// waiting are verbs on their own that wait for a row that is locked.
+var waiting = func() (all []waitingVerb) {
+	for _, name := range []string{"Allow", "Reserve", "Credit", "Allow several", "Cancel", "Reset", "Pause"} {
+		all = append(all, waitingVerb{name, func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
+			return errOf(verbNamed(name).do(ctx, s, l.For(key)))
+		}})
+	}
+	return all
+}()
+
+type waitingVerb struct {
 	name string
 	do   func(context.Context, *pgstore.Store, ratelimit.Limit, string) error
-}{
-	{"allow", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
-		return errOf(s.Allow(ctx, l.For(key)))
-	}},
-	{"reserve", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
-		return errOf(s.Reserve(ctx, l.ForN(key, 15)))
-	}},
-	{"allow, first of several", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
-		return errOf(s.Allow(ctx, l.For(key), slow("v limit behind", 10).For("another")))
-	}},
-	{"allow, last of several", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
-		return errOf(s.Allow(ctx, slow("a limit before", 10).For("another"), l.For(key)))
-	}},
-	{"credit", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
-		return errOf(s.Credit(ctx, l.For(key)))
-	}},
-	{"cancel", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
-		return errOf(s.Cancel(ctx, paid(l.For(key)).Receipt))
-	}},
-	{"reset", resetKey},
-	{"pause", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
-		return pauseKey(ctx, s, l, key, time.Hour)
-	}},
 }
 
 func wantLocked(t *testing.T, err error, h *held) {
 	t.Helper()
 	if !isLocked(err) {
-		t.Errorf("got %v, want %s", err, "ErrLocked")
-	}
-	if strings.Contains(fmt.Sprint(err), h.keys[0]) {
-		t.Errorf("got %v, which has the key", err)
-	}
-	for _, want := range []string{"lock", h.limit.Name} {
-		if !strings.Contains(fmt.Sprint(err), want) {
-			t.Errorf("got %v, want it to name %q", err, want)
-		}
+		t.Errorf("got %v, want ErrLocked", err)
+	} else if said := err.Error(); strings.Contains(said, h.keys[0]) || !strings.Contains(said, "lock") || !strings.Contains(said, h.limit.Name) {
+		t.Errorf("got %v, want it to name the lock and %q, and no key", err, h.limit.Name)
 	}
 }
 
@@ -322,24 +275,13 @@ func TestWaitingForOneselfEnds(t *testing.T) {
 		h := s.hold(t, 1, there)
 		ctx, cancel := context.WithCancel(t.Context()) // has no deadline
 		defer cancel()
-		done := make(chan error, 1)
+		time.AfterFunc(timeout+aMoment, cancel)
 		begun := time.Now()
-		go func() {
-			_, err := s.store.Allow(ctx, h.limit.For(h.keys[0]))
-			done <- err
-		}()
-		waitFor(t, s.side, h.tx, 1)
-		select {
-		case err := <-done:
-			wantLocked(t, err, h)
-			if took := time.Since(begun); took < timeout-50*time.Millisecond {
-				t.Errorf("ended after %v, want %v", took, timeout)
-			}
-		case <-time.After(timeout + aMoment):
-			t.Errorf("has not ended after %v, want it to after %v", time.Since(begun), timeout)
+		wantLocked(t, errOf(s.store.Allow(ctx, h.limit.For(h.keys[0]))), h)
+		if took := time.Since(begun); took < timeout-50*time.Millisecond || ctx.Err() != nil {
+			t.Errorf("ended after %v, want %v", took, timeout)
 		}
 		should(t, h.tx.Commit(t.Context()))
-		cancel()
 		wantLeft(t, newStore(t, s.side), h.limit.ForN(h.keys[0], 0), h.had-3)
 	})
 }
@@ -349,9 +291,7 @@ func TestWaitingForOneselfEnds(t *testing.T) {
 func TestTwoStepsMeetNoDeadlock(t *testing.T) {
 	t.Parallel()
 	var errs errorResponses
-	db := pgtest.New(t, maxConns(4), pgtest.WithConfig(errs.watch))
-	s := &scene{db, newStore(t, db), beside(t, db)}
-	mustAllow(t, newStore(t, s.side), leaders()...)
+	s := sceneOn(t, pgtest.New(t, maxConns(4), pgtest.WithConfig(errs.watch)))
 	h := s.hold(t, 1, true)
 	limit := slow("l", 10) // comes after the held one, in the order of locks
 	first := slow("a limit before", 10)
@@ -361,11 +301,7 @@ func TestTwoStepsMeetNoDeadlock(t *testing.T) {
 	g := gather(t, s.Pool)
 	g.lead(s.store)
 	one := func(r ratelimit.Request) {
-		g.call(forLong, func(ctx context.Context) {
-			if result, err := s.store.Allow(ctx, r); err != nil || !result.OK {
-				t.Errorf("got OK %v, error %v", result.OK, err)
-			}
-		})
+		g.call(forLong, func(ctx context.Context) { should(t, s.store.Take(ctx, r)) })
 	}
 	for i := range 8 {
 		one(first.For(fmt.Sprint(i)))
@@ -377,7 +313,7 @@ func TestTwoStepsMeetNoDeadlock(t *testing.T) {
 
 	store := newStore(t, s.side)
 	for i := range 8 {
-		must(t, errOf(store.AllowTx(t.Context(), h.tx, first.For(fmt.Sprint(i)))))
+		must(t, store.TakeTx(t.Context(), h.tx, first.For(fmt.Sprint(i))))
 	}
 	should(t, h.tx.Commit(t.Context()))
 	g.calls.Wait()
@@ -413,4 +349,64 @@ func TestCheckTogetherWaitsForNobody(t *testing.T) {
 			t.Errorf("%d of %d checks failed", n, len(h.keys))
 		}
 	})
+}
+
+// A call that takes nothing writes into no shard that somebody else has locked: what
+// stands for that shard meanwhile is not what is in it.
+func TestCountZeroLeavesALockedShardAlone(t *testing.T) {
+	t.Parallel()
+	db, store := setUp(t)
+	limit := shardedSlow("l", 10, 2)
+	mustAllow(t, store, limit.ForN("k", 7)) // from both
+	want := statesOf(t, db)
+	holder := begin(t, db, pgx.ReadCommitted)
+	mustExec(t, holder, "SELECT FROM "+db.Schema+".rate_limits WHERE shard = 0 FOR UPDATE")
+	for range 3 {
+		if err := untilLocked(t, limit, func(ctx context.Context) error { return errOf(store.Allow(ctx, limit.ForN("k", 0))) }); err != nil && !isLocked(err) {
+			t.Errorf("got error %v", err)
+		}
+	}
+	must(t, holder.Rollback(t.Context()))
+	store.Close() // whatever was under way has ended
+	wantLeft(t, newStore(t, db), limit.ForN("k", 0), 3)
+	if got := statesOf(t, db); len(got) != len(want) {
+		t.Errorf("got rows %q, want %q", got, want)
+	}
+}
+
+// Whoever gave up waiting for a locked row is not charged once it is free.
+func TestGivingUpChargesNothing(t *testing.T) {
+	t.Parallel()
+	db, store := setUp(t)
+	limit := slow("l", 10)
+	mustAllow(t, store, limit.For("k"))
+	holder := begin(t, db, pgx.ReadCommitted)
+	takeIn(t, store, holder, limit.For("k"))
+	for range 3 {
+		if err := untilLocked(t, limit, func(ctx context.Context) error {
+			result, err := store.Allow(ctx, limit.For("k"))
+			if result.OK {
+				t.Errorf("got OK with error %v", err)
+			}
+			return err
+		}); !isLocked(err) {
+			t.Errorf("got error %v, want %v", err, pgstore.ErrLocked)
+		}
+	}
+	must(t, holder.Rollback(t.Context()))
+	store.Close()
+	wantLeft(t, newStore(t, db), limit.ForN("k", 0), 9)
+}
+
+// While a limit's number of shards changes, a transaction can meet both.
+func TestTwoNumbersOfShardsInOneTransaction(t *testing.T) {
+	t.Parallel()
+	db, store := setUp(t)
+	for range 20 {
+		tx := begin(t, db, pgx.ReadCommitted)
+		for _, shards := range []int{8, 2, 8} {
+			takeIn(t, store, tx, shardedSlow("l", 1000, shards).For("k"))
+		}
+		must(t, tx.Rollback(t.Context()))
+	}
 }

@@ -1,13 +1,9 @@
 package pgstore_test
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -82,46 +78,29 @@ func connect(t *testing.T, url string) *pgx.Conn {
 	return conn
 }
 
-// statusOf is what the server says of a transaction.
-func statusOf(t *testing.T, conn *pgx.Conn, xid string) (status string) {
-	t.Helper()
-	err := conn.QueryRow(t.Context(), `SELECT coalesce(pg_xact_status($1::text::xid8), '')`, xid).Scan(&status)
-	must(t, err)
-	return status
-}
-
 // The server crashes before COMMIT: the transaction ID of what a crash has undone
 // is given to somebody else, who commits. Who lost his COMMIT must not take that
 // for his own, not even if the other took as many tokens from the same row.
 func TestLostCommitIsNotMistakenForAnother(t *testing.T) {
 	pgtest.Long(t)
 	s := newCrashingShop(t)
-	for _, test := range []struct {
-		name   string
-		others int
-		do     func(context.Context, *pgx.Conn, *pgstore.Store) error
-	}{
-		{"other work", 50, func(ctx context.Context, conn *pgx.Conn, _ *pgstore.Store) error {
-			return errOf(conn.Exec(ctx, `INSERT INTO orders (what) VALUES ('other')`))
-		}},
-		{"takes from the same row", 50, takeOn(s.limit.For("k"))},
-		{"a take from the same row", 1, takeOn(s.limit.For("k"))},
-	} {
+	for _, others := range []int{50, 1} { // that take from the same row
 		for name, run := range map[string]runner{"AllowFunc": s.store.AllowFunc, "AllowOnCommit": onCommit(s.store, "")} {
-			t.Run(test.name+"/"+name, func(t *testing.T) {
+			t.Run(fmt.Sprintf("%d others/%s", others, name), func(t *testing.T) {
 				mustAllow(t, s.store, s.limit.For("k")) // there is a row
 				orders := countOrders(t, s.DB, "order")
-				var xid string
+				var xid, status string
 				result, err := run(within(t, 30*time.Second), s.requests(), s.order(t.Context(), func(tx pgx.Tx) error {
 					if err := tx.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text`).Scan(&xid); err != nil {
 						return err
 					}
 					crash(t, s.URL)
 					conn := connect(t, s.URL)
-					for range test.others {
-						must(t, test.do(t.Context(), conn, s.store))
+					for range others {
+						must(t, pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error { return s.store.TakeTx(t.Context(), tx, s.limit.For("k")) }))
 					}
-					if status := statusOf(t, conn, xid); status != "committed" {
+					must(t, conn.QueryRow(t.Context(), `SELECT coalesce(pg_xact_status($1::text::xid8), '')`, xid).Scan(&status))
+					if status != "committed" {
 						t.Fatalf("the ID was not given out again: it is %q", status)
 					}
 					return nil
@@ -135,86 +114,52 @@ func TestLostCommitIsNotMistakenForAnother(t *testing.T) {
 	}
 }
 
-// takeOn takes on a connection that the test has, in a transaction.
-func takeOn(r ratelimit.Request) func(context.Context, *pgx.Conn, *pgstore.Store) error {
-	return func(ctx context.Context, conn *pgx.Conn, store *pgstore.Store) error {
-		return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return allowTx(ctx, store, tx, []ratelimit.Request{r}) })
-	}
-}
-
-// ownEndings are ways in which work ends the transaction, which is the runner's
-// to end.
-var ownEndings = []struct {
-	name      string
-	committed bool
-	end       func(context.Context, pgx.Tx) error
-}{
-	{"Rollback", false, func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) }},
-	{"ROLLBACK", false, ending("ROLLBACK")},
-	{"Commit of what failed", false, func(ctx context.Context, tx pgx.Tx) error {
-		_ = raise(ctx, "P0001")(tx)
-		_ = tx.Commit(ctx)
-		return nil
-	}},
-	{"COMMIT of what failed", false, func(ctx context.Context, tx pgx.Tx) error {
-		_ = raise(ctx, "P0001")(tx)
-		return ending("COMMIT")(ctx, tx)
-	}},
-	{"Commit", true, func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) }},
-	{"COMMIT", true, ending("COMMIT")},
-}
-
 func ending(sql string) func(context.Context, pgx.Tx) error {
 	return func(ctx context.Context, tx pgx.Tx) error { return errOf(tx.Exec(ctx, sql)) }
 }
 
-// eachOwnEnding runs work that ends its transaction, alone and in a crowd on one
-// key in which every other call leaves the end to the runner, and compares how
-// many were told OK, and what is there, with what was committed.
-func eachOwnEnding(t *testing.T, committed bool) {
-	t.Helper()
-	t.Parallel()
-	for _, goroutines := range []int{1, 8} {
-		for _, ending := range ownEndings {
-			if ending.committed != committed {
-				continue
-			}
-			t.Run(fmt.Sprintf("%s/of %d", ending.name, goroutines), func(t *testing.T) {
-				s := newShop(t, 1000)
-				ctx := within(t, 20*time.Second)
-				const each = 5
-				want, told := 0, make([]atomic.Int64, 2) // told OK: of those who leave the end to the runner, and of the others
-				together(goroutines, func(g int) {
-					for i := range each {
-						self := (g + i + 1) % 2
-						end := []func(pgx.Tx) error{nothing, func(tx pgx.Tx) error { return ending.end(ctx, tx) }}[self]
-						result, err := s.store.AllowFunc(ctx, s.requests(), s.order(ctx, end))
-						if err == nil && result.OK {
-							told[self].Add(1)
-						} else if self == 0 || err == nil || result.OK {
-							t.Errorf("ends itself: %d: got OK %v, error %v", self, result.OK, err)
-						}
-					}
-				})
-				selves := (goroutines*each + 1) / 2
-				if committed {
-					want = selves
-				}
-				if got := told[1].Load(); got != int64(want) {
-					t.Errorf("%d of %d who ended the transaction were told OK, want %d", got, selves, want)
-				}
-				s.want(t, goroutines*each-selves+want)
-				idle(t, s.Pool)
-			})
-		}
+func rollback(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) }
+
+func commit(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) }
+
+// failed ends a transaction in which a statement has failed.
+func failed(end func(context.Context, pgx.Tx) error) func(context.Context, pgx.Tx) error {
+	return func(ctx context.Context, tx pgx.Tx) error {
+		_, _ = raise(ctx, "P0001")(tx), end(ctx, tx)
+		return nil
 	}
 }
 
-// Work that rolled its transaction back is never told OK.
-func TestWorkThatRollsBackIsNotToldOK(t *testing.T) { eachOwnEnding(t, false) }
-
-// Work that committed its transaction is told OK, since all of it is there.
-func TestWorkThatCommitsIsToldOK(t *testing.T) { eachOwnEnding(t, true) }
+// Work that ends the transaction, which is the runner's to end, is told OK if it has committed, since all
+// of it is there, and never if it has rolled back.
+func TestWorkThatEndsItsTransaction(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		committed bool
+		end       func(context.Context, pgx.Tx) error
+	}{
+		"Rollback":              {false, rollback},
+		"ROLLBACK":              {false, ending("ROLLBACK")},
+		"Commit of what failed": {false, failed(commit)},
+		"COMMIT of what failed": {false, failed(ending("COMMIT"))},
+		"Commit":                {true, commit},
+		"COMMIT":                {true, ending("COMMIT")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, ctx, want := newShop(t, 1000), within(t, 20*time.Second), 1
+			result, err := s.store.AllowFunc(ctx, s.requests(), s.order(ctx, func(tx pgx.Tx) error { return test.end(ctx, tx) }))
+			if (err == nil) != test.committed || result.OK != test.committed {
+				t.Errorf("got OK %v, error %v", result.OK, err)
+			}
+			if test.committed {
+				want = 2
+			}
+			must(t, errOf(s.store.AllowFunc(ctx, s.requests(), s.order(ctx, nothing)))) // whose connection it may be
+			s.want(t, want)
+			idle(t, s.Pool)
+		})
+	}
+}
 
 // Work that has committed itself is not done again, though the connection on which the
 // server is asked about it has forgotten what was prepared.
@@ -245,14 +190,14 @@ func TestWorkThatCommitsAndFailsIsDoneOnce(t *testing.T) {
 		committed bool
 		lost      bool // the connection, then
 	}{
-		{"Commit", func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) }, true, false},
+		{"Commit", commit, true, false},
 		{"COMMIT", ending("COMMIT"), true, false},
 		{"COMMIT AND CHAIN", ending("COMMIT AND CHAIN"), true, false},
 		{"COMMIT, BEGIN", ending("COMMIT; BEGIN"), true, false},
-		{"Commit, and no connection", func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) }, true, true},
-		{"Rollback", func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) }, false, false},
+		{"Commit, and no connection", commit, true, true},
+		{"Rollback", rollback, false, false},
 		{"ROLLBACK AND CHAIN", ending("ROLLBACK AND CHAIN"), false, false},
-		{"Rollback, and no connection", func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) }, false, true},
+		{"Rollback, and no connection", rollback, false, true},
 	} {
 		for _, code := range []string{serializationFailure, deadlockDetected, "26000"} {
 			t.Run(test.name+" "+code, func(t *testing.T) {
@@ -273,11 +218,7 @@ func TestWorkThatCommitsAndFailsIsDoneOnce(t *testing.T) {
 					return err
 				}))
 				wantCode(t, err, code, test.committed)
-				if test.committed {
-					s.wantRuns(t, 1)
-				} else {
-					s.wantRuns(t, 2)
-				}
+				s.wantRuns(t, map[bool]int64{true: 1, false: 2}[test.committed])
 				if result.OK != (err == nil) {
 					t.Errorf("got OK %v, error %v", result.OK, err)
 				}
@@ -353,43 +294,6 @@ func TestOwnDecisionsOutliveDeallocateAll(t *testing.T) {
 	}
 }
 
-// outage is a server that is gone with the next thing that is written to it.
-type outage struct {
-	begun atomic.Bool
-	dials atomic.Int64 // during it
-}
-
-func (o *outage) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	if o.begun.Load() {
-		o.dials.Add(1)
-		return nil, errors.New("connection refused by the test")
-	}
-	conn, err := new(net.Dialer).DialContext(ctx, network, address)
-	return outageConn{conn, o}, err
-}
-
-type outageConn struct {
-	net.Conn
-	outage *outage
-}
-
-func (c outageConn) Write(p []byte) (int, error) {
-	if c.outage.begun.Load() {
-		defer c.Conn.Close()
-	}
-	return c.Conn.Write(p)
-}
-
-// Read loses the answer also if pgx reads it before its write has returned, as it does when
-// that takes long.
-func (c outageConn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	if c.outage.begun.Load() {
-		return 0, cmp.Or(err, net.ErrClosed)
-	}
-	return n, err
-}
-
 // Who loses the answer to his COMMIT to a server that is gone hears that before
 // long, and does not hammer at the server's door until then.
 func TestLostCommitWhileServerIsGone(t *testing.T) {
@@ -397,74 +301,53 @@ func TestLostCommitWhileServerIsGone(t *testing.T) {
 	t.Parallel()
 	const (
 		callers = 8
-		lasts   = time.Second // the callers' context
 		grace   = 10 * time.Second
-		dials   = 50 // for each caller
+		most    = 50 // connections, for each caller
 	)
-	var outage outage
-	db := pgtest.New(t, maxConns(callers), pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.DialFunc = outage.dial }))
+	var dials atomic.Int64
+	r := newRelay(t)
+	db := pgtest.New(t, maxConns(callers), r.through(), pgtest.WithConfig(func(c *pgxpool.Config) {
+		c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { dials.Add(1); return nil }
+	}))
+	t.Cleanup(r.Close)
 	s := newShopOn(t, db, 10, budget(time.Minute))
 	must(t, connectAll(t.Context(), db.Pool))
-	ctx := within(t, lasts)
-	var ready sync.WaitGroup
-	ready.Add(callers)
-	var latest [callers]time.Time
+	ctx := within(t, aMoment)
+	var ready atomic.Int64
 	together(callers, func(i int) {
 		_, err := s.store.AllowFunc(ctx, []ratelimit.Request{s.limit.For(fmt.Sprint(i))}, s.order(ctx, func(pgx.Tx) error {
-			ready.Done()
-			ready.Wait()
-			outage.begun.Store(true)
+			for ready.Add(1); ready.Load() < callers && ctx.Err() == nil; time.Sleep(time.Millisecond) {
+			}
+			r.lose()
 			return nil
 		}))
-		latest[i] = time.Now()
-		if !errors.Is(err, pgstore.ErrOutcomeUnknown) {
-			t.Errorf("got %v, want %v", err, pgstore.ErrOutcomeUnknown)
+		if deadline, _ := ctx.Deadline(); !errors.Is(err, pgstore.ErrOutcomeUnknown) || time.Since(deadline) > grace {
+			t.Errorf("got %v %v after the deadline, want %v, and soon", err, time.Since(deadline), pgstore.ErrOutcomeUnknown)
 		}
 	})
-	deadline, _ := ctx.Deadline()
-	if late := slices.MaxFunc(latest[:], time.Time.Compare).Sub(deadline); late > grace {
-		t.Errorf("returned %v after the deadline, want %v at most", late, grace)
+	if got := dials.Load(); got < callers+1 || got > callers*most {
+		t.Errorf("got %d connections of %d callers, want some to ask, and %d at most", got, callers, callers*most)
 	}
-	if got := outage.dials.Load(); got > callers*dials {
-		t.Errorf("got %d attempts to connect by %d callers, want %d at most", got, callers, callers*dials)
-	}
-	outage.begun.Store(false)
 	idle(t, db.Pool)
 }
 
 // An edit whose context ends in its COMMIT may be done.
 func TestEditThatEndsInCommit(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store, limit := newStore(t, db), slow("l", 10)
-	must(t, errOf(store.Allow(t.Context(), limit.ForN("k", 5))))
-	lock := "pg_advisory_xact_lock(hashtext('" + db.Schema + "'))"
-	for _, sql := range []string{
-		"CREATE FUNCTION " + db.Schema + ".waits() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM set_config('lock_timeout', '0', true), " + lock + "; RETURN NULL; END$$",
-		"CREATE CONSTRAINT TRIGGER waits AFTER UPDATE ON " + db.Schema + ".rate_limits DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION " + db.Schema + ".waits()",
-	} {
-		must(t, errOf(db.Pool.Exec(t.Context(), sql)))
+	db, store := setUp(t)
+	limit, lock := slow("l", 10), "pg_advisory_xact_lock(hashtext('"+db.Schema+"'))"
+	mustAllow(t, store, limit.ForN("k", 5))
+	atCommit(t, db, "PERFORM set_config('lock_timeout', '0', true), "+lock)
+	tx := begin(t, db, pgx.ReadCommitted)
+	mustExec(t, tx, "SELECT "+lock)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- errOf(store.Credit(ctx, limit.ForN("k", 1))) }()
+	eventually(t, "it waits in its COMMIT", func() bool { return pgtest.Blocks(t, db.Pool, tx) })
+	cancel()
+	if err := <-done; !errors.Is(err, pgstore.ErrOutcomeUnknown) {
+		t.Errorf("got %v, want %v", err, pgstore.ErrOutcomeUnknown)
 	}
-	err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(t.Context(), "SELECT "+lock); err != nil {
-			return err
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() {
-			_, err := store.Credit(ctx, limit.ForN("k", 1))
-			done <- err
-		}()
-		for !pgtest.Blocks(t, db.Pool, tx) {
-			time.Sleep(time.Millisecond)
-		}
-		cancel()
-		if err := <-done; !errors.Is(err, pgstore.ErrOutcomeUnknown) {
-			t.Errorf("got %v, want %v", err, pgstore.ErrOutcomeUnknown)
-		}
-		return nil
-	})
-	must(t, err)
 }
 
 // An edit that only waits for rows commits nothing: a COMMIT without an answer would be an edit that may
@@ -472,11 +355,9 @@ func TestEditThatEndsInCommit(t *testing.T) {
 func TestEditThatWaitsCommitsNothing(t *testing.T) {
 	t.Parallel()
 	var seen atomic.Int64
-	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = commits{&seen} }))
-	store, limit := newStore(t, db), slow("l", 10)
-	a, b := limit.For("a"), limit.For("b")
-	mustAllow(t, store, a)
-	mustAllow(t, store, b)
+	db, store := setUp(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = commits{&seen} }))
+	a, b := slow("l", 10).For("a"), slow("l", 10).For("b")
+	mustAllow(t, store, a, b)
 	holder := begin(t, db, pgx.ReadCommitted)
 	takeIn(t, store, holder, b)
 	before := seen.Load()

@@ -2,10 +2,10 @@ package pgstore_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
-	"sync/atomic"
 	"testing"
 	"time"
 	"weak"
@@ -19,81 +19,43 @@ import (
 
 // Attacks by way of calls in the caller's transaction.
 
-// ample is a limit of which no test takes a noticeable part.
-func ample(name string, shards int) ratelimit.Limit { return shardedSlow(name, 1e9, shards) }
-
-// steps are transactions that come to a limit for a second time. They count the
-// deadlocks that they were told of.
-var steps = []struct {
-	name string
-	run  func(ctx context.Context, db *pgtest.DB, store *pgstore.Store, l ratelimit.Limit, deadlocks *atomic.Int64) error
-	took float64
-}{
-	{"AllowTx and CreditTx", inTwoSteps(creditTx), 840},
-	{"AllowTx twice", inTwoSteps(allowTx), 1560},
-	{"AllowTx and ReserveTx of several", inTwoSteps(func(ctx context.Context, store *pgstore.Store, tx pgx.Tx, requests []ratelimit.Request) error {
-		own := ample("own", 1).For(fmt.Sprint(tx.Conn().PgConn().PID()))
-		return reserveTx(ctx, store, tx, append(requests, own))
-	}), 1560},
-	{"AllowFunc and CreditTx", func(ctx context.Context, _ *pgtest.DB, store *pgstore.Store, l ratelimit.Limit, deadlocks *atomic.Int64) error {
-		_, err := store.AllowFunc(ctx, []ratelimit.Request{l.ForN("k", 1200)}, func(tx pgx.Tx, _ ratelimit.Result) error {
-			err := creditTx(ctx, store, tx, []ratelimit.Request{l.ForN("k", 360)})
-			if countDeadlock(deadlocks, err); deadlocks.Load() > 0 {
-				return errTest // so that it is not tried again
-			}
-			return err
-		})
-		return err
-	}, 840},
-}
-
-// inTwoSteps takes 1,200 tokens, and then does something with 360.
-func inTwoSteps(more func(context.Context, *pgstore.Store, pgx.Tx, []ratelimit.Request) error) func(context.Context, *pgtest.DB, *pgstore.Store, ratelimit.Limit, *atomic.Int64) error {
-	return func(ctx context.Context, db *pgtest.DB, store *pgstore.Store, l ratelimit.Limit, deadlocks *atomic.Int64) error {
-		err := pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
-			if err := allowTx(ctx, store, tx, []ratelimit.Request{l.ForN("k", 1200)}); err != nil {
-				return err
-			}
-			return more(ctx, store, tx, []ratelimit.Request{l.ForN("k", 360)})
-		})
-		countDeadlock(deadlocks, err)
-		return err
-	}
-}
-
-func countDeadlock(deadlocks *atomic.Int64, err error) {
-	if hasCode(err, deadlockDetected) {
-		deadlocks.Add(1)
-	}
-}
-
 // A transaction that comes to a sharded limit for a second time deadlocks with no
 // other that does.
 func TestSecondStepDoesNotDeadlock(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	const goroutines, each = 8, 20
-	for _, step := range steps {
-		t.Run(step.name, func(t *testing.T) {
+	first, second := shardedSlow("l", 1e9, 8).ForN("k", 1200), shardedSlow("l", 1e9, 8).ForN("k", 360)
+	for name, test := range map[string]struct {
+		took float64
+		more func(context.Context, *pgstore.Store, pgx.Tx) error
+	}{
+		"CreditTx": {840, func(ctx context.Context, s *pgstore.Store, tx pgx.Tx) error {
+			return errOf(s.CreditTx(ctx, tx, second))
+		}},
+		"TakeTx": {1560, func(ctx context.Context, s *pgstore.Store, tx pgx.Tx) error { return s.TakeTx(ctx, tx, second) }},
+		"ReserveTx of several": {1560, func(ctx context.Context, s *pgstore.Store, tx pgx.Tx) error {
+			own := slow("own", 1e9).For(fmt.Sprint(tx.Conn().PgConn().PID()))
+			return errOf(ratelimit.Granted(s.ReserveTx(ctx, tx, second, own)))
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
 			db := pgtest.New(t, maxConns(goroutines))
-			store, l := newStore(t, db, onClock(newClock())), ample("l", 8)
+			store, ctx := newStore(t, db, onClock(newClock())), within(t, 20*time.Second)
 			must(t, connectAll(t.Context(), db.Pool))
-			ctx := within(t, 20*time.Second)
-			var committed, deadlocks atomic.Int64
 			together(goroutines, func(int) {
 				for range each {
-					if deadlocks.Load() > 0 { // each takes a second
+					if err := pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+						return errors.Join(store.TakeTx(ctx, tx, first), test.more(ctx, store, tx))
+					}); err != nil {
+						t.Error(err)
 						return
-					}
-					if err := step.run(ctx, db, store, l, &deadlocks); err == nil {
-						committed.Add(1)
 					}
 				}
 			})
-			if got := committed.Load(); deadlocks.Load() != 0 || got != goroutines*each {
-				t.Fatalf("%d deadlocks by the time of %d of %d transactions", deadlocks.Load(), got, goroutines*each)
+			if !t.Failed() {
+				wantLeft(t, store, first.Limit.ForN("k", 0), 1e9-test.took*goroutines*each)
 			}
-			wantLeft(t, store, l.ForN("k", 0), 1e9-step.took*float64(committed.Load()))
 		})
 	}
 }
@@ -180,64 +142,53 @@ func TestRefusalOfSeveralChangesNoNumber(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	for _, empty := range []ratelimit.Limit{slow("empty", 1), slow("z empty", 1), slowWindow("empty window", 1), slowWindow("z empty window", 1), shardedSlow("empty shards", 2, 2)} {
-		t.Run(ratelimit.NameOf(empty), func(t *testing.T) {
-			t.Parallel()
-			refusesAndChangesNoNumber(t, empty)
-		})
-	}
-}
-
-func refusesAndChangesNoNumber(t *testing.T, empty ratelimit.Limit) {
-	t.Helper()
-	db, store := setUp(t)
-	createOrders(t, db)
-	mustAllow(t, store, empty.ForN("k", empty.Definition().Capacity))
-	for _, level := range isolationLevels {
-		for _, verb := range []string{"allow", "reserve"} {
-			t.Run(fmt.Sprintf("%s/%s", level, verb), func(t *testing.T) {
-				take := store.AllowTx
-				requests := []ratelimit.Request{empty.For("k"), slow("never used", 10).For(t.Name())}
-				if verb == "reserve" {
-					take, requests[0] = store.ReserveTx, noDebt(empty.For("k"))[0]
-				}
-				for _, l := range quick("m") {
-					mustAllow(t, store, l.ForN(t.Name(), 1000.1))
-					requests = append(requests, l.ForN(t.Name(), 0.1))
-				}
-				refuse := func(tx pgx.Tx) {
-					t.Helper()
-					before := numbersIn(t, db, tx)
-					mustExec(t, tx, "SELECT pg_sleep(0.003)")
-					result, err := take(t.Context(), tx, requests...)
-					if err != nil || result.OK || result.RetryAfter <= 0 || result.Receipt != nil {
-						t.Fatalf("got OK %v after %v, error %v, want a refusal", result.OK, result.RetryAfter, err)
+		for _, level := range isolationLevels {
+			for verb, take := range map[string]func(*pgstore.Store, context.Context, pgx.Tx, ...ratelimit.Request) (ratelimit.Result, error){
+				"allow": (*pgstore.Store).AllowTx, "reserve": (*pgstore.Store).ReserveTx,
+			} {
+				t.Run(fmt.Sprintf("%s/%s/%s", ratelimit.NameOf(empty), level, verb), func(t *testing.T) {
+					t.Parallel()
+					db, store := setUp(t)
+					createOrders(t, db)
+					requests := append(noDebt(empty.For("k")), slow("never used", 10).For("k"))
+					mustAllow(t, store, requests[0].Limit.ForN("k", empty.Definition().Capacity))
+					for _, l := range quick("m") {
+						mustAllow(t, store, l.ForN("k", 1000.1))
+						requests = append(requests, l.ForN("k", 0.1))
 					}
-					if after := numbersIn(t, db, tx); !slices.Equal(after, before) {
-						t.Fatalf("got  %q\nwant %q", after, before)
+					refuse := func(tx pgx.Tx) {
+						t.Helper()
+						before := numbersIn(t, db, tx)
+						mustExec(t, tx, "SELECT pg_sleep(0.003)")
+						result, err := take(store, t.Context(), tx, requests...)
+						if err != nil || result.OK || result.RetryAfter <= 0 || result.Receipt != nil {
+							t.Fatalf("got OK %v after %v, error %v, want a refusal", result.OK, result.RetryAfter, err)
+						}
+						if after := numbersIn(t, db, tx); !slices.Equal(after, before) {
+							t.Fatalf("got  %q\nwant %q", after, before)
+						}
 					}
-				}
-				before := statesOf(t, db)
-				tx := begin(t, db, level)
-				mustExec(t, tx, "INSERT INTO "+db.Schema+".orders (what) VALUES ($1)", t.Name())
-				refuse(tx)
-				refuse(tx)
-				inSavepoint(t, tx, pgx.Tx.Rollback, refuse)
-				inSavepoint(t, tx, pgx.Tx.Commit, refuse)
-				must(t, tx.Commit(t.Context()))
-				wantOrders(t, db, t.Name(), 1)
-				if after := statesOf(t, db); !slices.Equal(after, before) {
-					t.Errorf("afterwards got  %q\nwant %q", after, before)
-				}
+					before := statesOf(t, db)
+					tx := begin(t, db, level)
+					mustExec(t, tx, "INSERT INTO "+db.Schema+".orders (what) VALUES ('order')")
+					refuse(tx)
+					refuse(tx)
+					inSavepoint(t, tx, pgx.Tx.Rollback, refuse)
+					inSavepoint(t, tx, pgx.Tx.Commit, refuse)
+					end(t, tx.Commit)
+					wantOrders(t, db, "order", 1)
+					if after := statesOf(t, db); !slices.Equal(after, before) {
+						t.Errorf("afterwards got  %q\nwant %q", after, before)
+					}
 
-				tx = begin(t, db, level) // in which some was taken before
-				result, err := store.AllowTx(t.Context(), tx, requests[2:]...)
-				mustTake(t, result, err)
-				refuse(tx)
-				inSavepoint(t, tx, pgx.Tx.Rollback, refuse)
-				result, err = store.AllowTx(t.Context(), tx, requests[1:]...)
-				mustTake(t, result, err)
-				must(t, tx.Commit(t.Context()))
-			})
+					tx = begin(t, db, level) // in which some was taken before
+					takeIn(t, store, tx, requests[2:]...)
+					refuse(tx)
+					inSavepoint(t, tx, pgx.Tx.Rollback, refuse)
+					takeIn(t, store, tx, requests[1:]...)
+					end(t, tx.Commit)
+				})
+			}
 		}
 	}
 }
@@ -299,15 +250,12 @@ func TestStoreKeepsNoClosedConnection(t *testing.T) {
 	t.Parallel()
 	db, store := setUp(t)
 	closed := func() weak.Pointer[pgx.Conn] {
-		config := db.Pool.Config().ConnConfig
-		conn, err := pgx.ConnectConfig(t.Context(), config)
+		conn, err := pgx.ConnectConfig(t.Context(), db.Pool.Config().ConnConfig)
 		must(t, err)
 		defer conn.Close(t.Context())
-		if err := pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
+		must(t, pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
 			return store.TakeTx(t.Context(), tx, shardedSlow("l", 100, 4).For("k"))
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		return weak.Make(conn)
 	}()
 	eventually(t, "the connection is collected", func() bool {

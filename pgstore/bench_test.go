@@ -33,40 +33,56 @@ func durable(b *testing.B) *pgxpool.Pool {
 	config, err := pgxpool.ParseConfig(server.URL)
 	must(b, err)
 	config.MaxConns = 16
+	config.ConnConfig.RuntimeParams["search_path"] = "bench"
 	pool, err := pgxpool.NewWithConfig(b.Context(), config)
 	must(b, err)
 	b.Cleanup(pool.Close)
-	sql := "DROP SCHEMA IF EXISTS bench CASCADE; CREATE SCHEMA bench; SET search_path = bench;" +
-		migrations.UpSQL() + "; CREATE TABLE orders (id bigserial PRIMARY KEY, what text NOT NULL)"
-	conn, err := pool.Acquire(b.Context())
-	must(b, err)
-	defer conn.Release()
-	must(b, errOf(conn.Exec(b.Context(), sql, pgx.QueryExecModeSimpleProtocol)))
-	b.Cleanup(func() { pool.Exec(context.Background(), "DROP SCHEMA bench CASCADE") })
+	must(b, errOf(pool.Exec(b.Context(), "CREATE SCHEMA bench; "+migrations.UpSQL()+"; CREATE TABLE orders (what text NOT NULL)", pgx.QueryExecModeSimpleProtocol)))
 	return pool
+}
+
+// benchStore is a store on a pool, with a Config.
+func benchStore(b *testing.B, pool *pgxpool.Pool, config pgstore.Config) *pgstore.Store {
+	b.Helper()
+	store, err := pgstore.New(pool, &config)
+	must(b, err)
+	b.Cleanup(store.Close)
+	return store
+}
+
+// fromAll measures calls from 64 goroutines on two cores.
+func fromAll(b *testing.B, call func() error) {
+	b.ReportAllocs()
+	b.SetParallelism(32) // times GOMAXPROCS
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			should(b, call())
+		}
+	})
+}
+
+// fromOneAndAll measures calls that wait for each other, and calls from 64 goroutines.
+func fromOneAndAll(b *testing.B, name string, call func() error) {
+	b.Run(name+"alone", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			should(b, call())
+		}
+	})
+	b.Run(name+"together", func(b *testing.B) { fromAll(b, call) })
 }
 
 // BenchmarkShards runs SERIALIZABLE transactions with one INSERT and a limit
 // that all share, from 64 goroutines: how many shards are worth it.
 func BenchmarkShards(b *testing.B) {
-	pool := durable(b)
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench"})
-	must(b, err)
-	insert := func(tx pgx.Tx, _ ratelimit.Result) error {
-		return errOf(tx.Exec(b.Context(), "INSERT INTO bench.orders (what) VALUES ('x')"))
-	}
+	store := benchStore(b, durable(b), pgstore.Config{})
 	for _, shards := range []int{1, 2, 4, 8, 16, 32, 64} {
 		b.Run(fmt.Sprint(shards), func(b *testing.B) {
 			requests := []ratelimit.Request{plenty(shards).For("")}
-			b.SetParallelism(32) // times GOMAXPROCS, 64 on two cores
-			b.ReportAllocs()
-			b.RunParallel(func(pb *testing.PB) {
-				for pb.Next() {
-					if _, err := store.AllowFunc(b.Context(), requests, insert); err != nil {
-						b.Error(err)
-						return
-					}
-				}
+			fromAll(b, func() error {
+				return errOf(store.AllowFunc(b.Context(), requests, func(tx pgx.Tx, _ ratelimit.Result) error {
+					return errOf(tx.Exec(b.Context(), "INSERT INTO orders (what) VALUES ('x')"))
+				}))
 			})
 			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "tx/s")
 		})
@@ -74,42 +90,17 @@ func BenchmarkShards(b *testing.B) {
 }
 
 // kinds are limits of each kind that do not bind.
-var kinds = []struct {
-	name  string
-	limit ratelimit.Limit
-}{
-	{"bucket", plenty(1)},
-	{"fixed", ratelimit.FixedWindow{Name: "plenty_fixed", Rate: 1e9, Period: time.Second}},
-	{"sliding", ratelimit.SlidingWindow{Name: "plenty_sliding", Rate: 1e9, Period: time.Second}},
+var kinds = map[string]ratelimit.Limit{
+	"bucket":  plenty(1),
+	"fixed":   ratelimit.FixedWindow{Name: "plenty_fixed", Rate: 1e9, Period: time.Second},
+	"sliding": ratelimit.SlidingWindow{Name: "plenty_sliding", Rate: 1e9, Period: time.Second},
 }
 
-// BenchmarkAllow is a decision on its own, alone and from 64 goroutines, of each kind
-// of limit.
+// BenchmarkAllow is a decision on its own, of each kind of limit.
 func BenchmarkAllow(b *testing.B) {
-	pool := durable(b)
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench"})
-	must(b, err)
-	for _, kind := range kinds {
-		allow := func(b *testing.B) {
-			if result, err := store.Allow(b.Context(), kind.limit.For("k")); err != nil || !result.OK {
-				b.Errorf("got %v, %v, want a grant", result.OK, err)
-			}
-		}
-		b.Run(kind.name+"/alone", func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				allow(b)
-			}
-		})
-		b.Run(kind.name+"/together", func(b *testing.B) {
-			b.ReportAllocs()
-			b.SetParallelism(32)
-			b.RunParallel(func(pb *testing.PB) {
-				for pb.Next() {
-					allow(b)
-				}
-			})
-		})
+	store := benchStore(b, durable(b), pgstore.Config{})
+	for name, limit := range kinds {
+		fromOneAndAll(b, name+"/", func() error { return store.Take(b.Context(), limit.For("k")) })
 	}
 }
 
@@ -132,8 +123,7 @@ func BenchmarkPool(b *testing.B) {
 }
 
 func benchmarkBeside(b *testing.B, application *pgxpool.Pool, users int, pool *pgxpool.Pool) {
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench"})
-	must(b, err)
+	store := benchStore(b, pool, pgstore.Config{})
 	ctx, stop := context.WithCancel(b.Context())
 	var working sync.WaitGroup
 	defer working.Wait()
@@ -160,13 +150,12 @@ func benchmarkBeside(b *testing.B, application *pgxpool.Pool, users int, pool *p
 // committed: the statement, without the disk, for each kind of limit.
 func BenchmarkTakeTx(b *testing.B) {
 	pool := durable(b)
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench"})
-	must(b, err)
-	for _, kind := range kinds {
+	store := benchStore(b, pool, pgstore.Config{})
+	for kind, limit := range kinds {
 		for name, take := range map[string]func(context.Context, pgx.Tx, ...ratelimit.Request) (ratelimit.Result, error){
 			"allow": store.AllowTx, "reserve": store.ReserveTx,
 		} {
-			b.Run(kind.name+"/"+name, func(b *testing.B) {
+			b.Run(kind+"/"+name, func(b *testing.B) {
 				tx, err := pool.Begin(b.Context())
 				must(b, err)
 				defer tx.Rollback(context.Background())
@@ -174,46 +163,18 @@ func BenchmarkTakeTx(b *testing.B) {
 					if n%100 == 99 { // versions of a row pile up in a transaction
 						must(b, errOf(tx.Exec(b.Context(), "COMMIT; BEGIN")))
 					}
-					if result, err := take(b.Context(), tx, kind.limit.For("t")); err != nil || !result.OK {
-						b.Fatalf("got %v, %v, want a grant", result.OK, err)
-					}
+					must(b, errOf(ratelimit.Granted(take(b.Context(), tx, limit.For("t")))))
 				}
 			})
 		}
 	}
 }
 
-// BenchmarkEscrow is a decision that is handed out from memory, alone and from 64
-// goroutines, with the statements that it takes.
+// BenchmarkEscrow is a decision that is handed out from memory, with the statements that it takes.
 func BenchmarkEscrow(b *testing.B) {
-	pool := durable(b)
-	for name, goroutines := range map[string]int{"alone": 0, "together": 32} {
-		b.Run(name, func(b *testing.B) {
-			store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench", Escrow: 100 * time.Millisecond})
-			must(b, err)
-			defer store.Close()
-			limit := plenty(1)
-			request := limit.For(name)
-			allow := func() {
-				if result, err := store.Allow(b.Context(), request); err != nil || !result.OK {
-					b.Errorf("got %v, %v, want a grant", result.OK, err)
-				}
-			}
-			b.ReportAllocs()
-			if goroutines == 0 {
-				for b.Loop() {
-					allow()
-				}
-				return
-			}
-			b.SetParallelism(goroutines)
-			b.RunParallel(func(pb *testing.PB) {
-				for pb.Next() {
-					allow()
-				}
-			})
-		})
-	}
+	store := benchStore(b, durable(b), pgstore.Config{Escrow: 100 * time.Millisecond})
+	request := plenty(1).For("k")
+	fromOneAndAll(b, "", func() error { return store.Take(b.Context(), request) })
 }
 
 // BenchmarkObserve compares calls with Config.Observe and without it: on their own, in a
@@ -230,10 +191,7 @@ func BenchmarkObserve(b *testing.B) {
 		b.Run(form.name, func(b *testing.B) {
 			var stores [2]*pgstore.Store
 			for i, observe := range []ratelimit.Observe{nil, func(context.Context, ratelimit.Event) {}} {
-				store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench", Escrow: form.escrow, Observe: observe})
-				must(b, err)
-				defer store.Close()
-				stores[i] = store
+				stores[i] = benchStore(b, pool, pgstore.Config{Escrow: form.escrow, Observe: observe})
 			}
 			tx, err := pool.Begin(b.Context())
 			must(b, err)
@@ -243,13 +201,11 @@ func BenchmarkObserve(b *testing.B) {
 			turn := func(i int) {
 				begun := time.Now()
 				for range form.calls {
-					var err error
 					if form.name == "tx" {
-						_, err = stores[i].AllowTx(b.Context(), tx, limit.For(keys[i]))
+						must(b, stores[i].TakeTx(b.Context(), tx, limit.For(keys[i])))
 					} else {
-						_, err = stores[i].Allow(b.Context(), limit.For(keys[i]))
+						must(b, stores[i].Take(b.Context(), limit.For(keys[i])))
 					}
-					must(b, err)
 				}
 				took[i] = append(took[i], float64(time.Since(begun).Nanoseconds())/float64(form.calls))
 			}
@@ -266,5 +222,40 @@ func BenchmarkObserve(b *testing.B) {
 			b.ReportMetric(set/unset, "set/unset")
 			b.ReportMetric(testing.AllocsPerRun(500, func() { turn(1) })-testing.AllocsPerRun(500, func() { turn(0) }), "more-allocs")
 		})
+	}
+}
+
+// TestAllocations bounds what a granted call allocates, pgx included: what is read of a row goes into
+// fields, and a limit that was called before is not validated again.
+func TestAllocations(t *testing.T) {
+	db, store := setUp(t)
+	limit := slow("allocations", 1e9)
+	requests := []ratelimit.Request{limit.For("k")}
+	granted := func(result ratelimit.Result, err error) {
+		if err != nil || !result.OK {
+			t.Fatalf("got %+v and %v", result, err)
+		}
+	}
+	tx := begin(t, db, pgx.ReadCommitted)
+	for _, test := range []struct {
+		name string
+		most float64
+		call func()
+	}{
+		{"AllowTx", 29, func() { granted(store.AllowTx(t.Context(), tx, limit.For("in a transaction"))) }},
+		{"Allow", 34, func() { granted(store.Allow(t.Context(), limit.For("k"))) }},
+		{"AllowFunc", 81, func() {
+			granted(store.AllowFunc(t.Context(), requests, func(pgx.Tx, ratelimit.Result) error { return nil }))
+		}},
+		{"AllowOnCommit", 143, func() {
+			granted(store.AllowOnCommit(t.Context(), requests, pgx.ReadCommitted, func(pgx.Tx) error { return nil }))
+		}},
+	} {
+		for range 10 { // until statements are prepared
+			test.call()
+		}
+		if n := testing.AllocsPerRun(200, test.call); n > test.most {
+			t.Errorf("%s: %v allocations, want at most %v", test.name, n, test.most)
+		}
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
-	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 // calendars are quotas whose next edges are 23 hours away, 28 days, 7 days, and a year.
@@ -45,18 +44,7 @@ func TestCalendarGrantsWhatWasSold(t *testing.T) {
 					t.Helper()
 					var got atomic.Int64
 					together(callers, func(i int) {
-						for refused := 0; refused < 2; {
-							result, err := take(ctx, i, limit.For(form.name))
-							if err != nil {
-								t.Error(err)
-								return
-							}
-							if !result.OK {
-								refused++
-								continue
-							}
-							got.Add(1)
-						}
+						got.Add(untilRefused(t, func() (ratelimit.Result, error) { return take(ctx, i, limit.For(form.name)) }))
 					})
 					granted += float64(got.Load())
 					if granted > sold || granted < sold && !held {
@@ -95,19 +83,17 @@ func TestCalendarAfterYears(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	ctx := t.Context()
-	for _, isPortable := range []bool{false, true} {
-		store := newStore(t, db, func(c *pgstore.Config) { c.Portable = isPortable })
+	for _, port := range []bool{false, true} {
+		store := newStore(t, db, isPortable(port))
 		for i, ago := range []time.Duration{0, 30 * 24 * time.Hour, 3 * 365 * 24 * time.Hour, 90 * 365 * 24 * time.Hour} {
 			for _, value := range []float64{0, -500, -15, 7} {
-				limit := ratelimit.FixedWindow{Name: fmt.Sprint("quota", isPortable, i, value), Rate: 3, Capacity: 10, Every: ratelimit.Week, Zone: "Europe/Berlin"}
+				limit := ratelimit.FixedWindow{Name: fmt.Sprint("quota", port, i, value), Rate: 3, Capacity: 10, Every: ratelimit.Week, Zone: "Europe/Berlin"}
 				d := bucket.Definition(limit.Definition())
 				now := time.Now()
 				state := bucket.State{Value: value, TS: d.Fresh("", now.Add(-ago)).TS}
 				for key := range 4 {
-					if _, err := db.Pool.Exec(ctx, "INSERT INTO "+db.Schema+".rate_limits (name, key, shard, value, ts) VALUES ($1, $2, 0, $3, $4)",
-						limit.Name, fmt.Sprint(key), state.Value, state.TS); err != nil {
-						t.Fatal(err)
-					}
+					must(t, errOf(db.Pool.Exec(ctx, "INSERT INTO "+db.Schema+".rate_limits (name, key, shard, value, ts) VALUES ($1, $2, 0, $3, $4)",
+						limit.Name, fmt.Sprint(key), state.Value, state.TS)))
 				}
 				want := d.Refill(state, now).Value
 				for key, take := range []takes{allowOwn, allowFunc, allowAt(pgx.ReadCommitted), allowOwn} {

@@ -14,15 +14,16 @@ import (
 )
 
 // changing is a random history of a limit whose definition changes: rate, capacity, period, unit,
-// start, anchor, zone, time of day, slots and shards. Its bound is worked out without the library:
-// in any stretch of time, the larger capacity and what comes in by the edges of the definitions
-// that were in force.
+// start, anchor, zone, time of day, slots and shards. Or two versions of a program take in turn, whose
+// definitions have one unit. Its bound is worked out without the library: in any stretch of time, the
+// largest capacity of the definitions that were in force, and what comes in at the largest rate.
 type changing struct {
-	rand   *rand.Rand
-	now    time.Time
-	raises bool // capacities only grow; otherwise they only shrink, which forgives what is above
-	force  []inForce
-	grants []granted
+	rand     *rand.Rand
+	now      time.Time
+	raises   bool // capacities only grow; otherwise they only shrink, which forgives what is above
+	versions bool
+	force    []inForce
+	grants   []granted
 }
 
 // inForce is a definition, and from when on.
@@ -35,8 +36,6 @@ type granted struct {
 	at    time.Time
 	count float64
 }
-
-var changingKinds = []string{"bucket", "window", "calendar", "sliding"}
 
 // define makes up a definition, at first or in place of the last one.
 func (h *changing) define(kind string) ratelimit.Definition {
@@ -112,99 +111,52 @@ func unit(d *ratelimit.Definition) (about, shortest time.Duration) {
 	return 5 * day, 5*day - 27*time.Hour
 }
 
-// edges counts the edges of a window after one instant, up to another.
-func edges(d *ratelimit.Definition, after, to time.Time) (n float64) {
-	if d.Every == 0 {
-		first := d.Start.Add(-d.Period * 1_000_000)
-		return float64(to.Sub(first)/d.Period - after.Sub(first)/d.Period)
-	}
-	zone, err := time.LoadLocation(d.Zone)
-	if err != nil {
-		panic(err)
-	}
-	months, days := 0, 0
-	switch d.Every {
-	case ratelimit.Month:
-		months = 1
-	case 3 * ratelimit.Month:
-		months = 3
-	case ratelimit.Day:
-		days = 1
-	default:
-		days = 5
-	}
-	about, _ := unit(d)
-	for k := int(after.Sub(time.Date(d.Anchor.Year, d.Anchor.Month, d.Anchor.Day, 0, 0, 0, 0, zone))/about) - 4; ; k++ {
-		at := time.Date(d.Anchor.Year, d.Anchor.Month+time.Month(k*months), d.Anchor.Day+k*days, int(d.Time.Hours()), 0, 0, 0, zone)
-		if at.After(to) {
-			return n
+// most is the most that may be granted from one grant to now. Edges that are moved refill no sooner than
+// a unit after each other, and each change of the unit may bring one more. An edge of one version is
+// seen later by the other, which spends what was left before it. In a stretch that is longer than the
+// period of a sliding window it is unknown.
+func (h *changing) most(from time.Time) float64 {
+	capacity, rate, edges, shortest := 0.0, 0.0, 0.0, time.Duration(math.MaxInt64)
+	stretch, last := h.now.Sub(from), ratelimit.Definition{}
+	for i := range h.force {
+		d := &h.force[i].Definition
+		if i+1 < len(h.force) && !h.versions && h.force[i+1].from.Before(from) {
+			continue // it was replaced before
 		}
-		if at.After(after) {
-			n++
+		_, short := unit(d)
+		capacity, shortest = max(capacity, d.Capacity), min(shortest, short)
+		rate = max(rate, d.Rate)
+		if d.Kind == ratelimit.KindTokenBucket {
+			edges = max(edges, d.Rate*float64(stretch)/float64(d.Period))
+		} else if d.Every != last.Every || d.Period != last.Period || h.versions && d.Every != 0 {
+			edges++
 		}
+		last = *d
 	}
+	switch {
+	case last.Kind == ratelimit.KindTokenBucket:
+		return capacity + edges
+	case last.Kind == ratelimit.KindFixedWindow:
+		return capacity + rate*math.Floor(edges+float64(stretch)/float64(shortest))
+	case stretch <= shortest:
+		return capacity
+	}
+	return math.Inf(1)
 }
 
-// most is the most that may be granted from one grant to a later one. Edges that are moved, and
-// the units are not, refill no sooner than a unit after each other. In a stretch that is longer
-// than the period of a sliding window it is unknown.
-func (h *changing) most(from, to time.Time) float64 {
-	capacity, in := 0.0, 0.0
-	for i := 0; i < len(h.force); {
-		first, begin, rate, alike := &h.force[i].Definition, h.force[i].from, 0.0, 0
-		last := first
-		about, shortest := unit(first)
-		for ; i < len(h.force) && h.force[i].Every == first.Every && h.force[i].Period == first.Period && h.force[i].Slots == first.Slots; i++ {
-			d, end := &h.force[i], to
-			if i+1 < len(h.force) {
-				end = earlier(to, h.force[i+1].from)
-			}
-			if start := later(from, d.from); !end.Before(start) {
-				capacity, rate, alike = max(capacity, d.Capacity), max(rate, d.Rate), alike+1
-				last = &d.Definition
-				if d.Kind == ratelimit.KindTokenBucket {
-					in += d.Rate * float64(end.Sub(start)) / float64(d.Period)
-				}
-			}
-		}
-		end := to
-		if i < len(h.force) {
-			end = earlier(to, h.force[i].from)
-		}
-		begin = later(from, begin)
-		switch {
-		case alike == 0 || first.Kind == ratelimit.KindTokenBucket:
-		case first.Kind == ratelimit.KindFixedWindow && alike == 1:
-			in += rate * edges(last, begin, end)
-		case first.Kind == ratelimit.KindFixedWindow:
-			in += rate * math.Floor(1+float64(end.Sub(begin))/float64(shortest))
-		case to.Sub(from) > about:
-			return math.Inf(1)
-		}
+// take asks for as much as there is of a count, and returns an error if more was granted in a stretch
+// that ends now than may be.
+func (h *changing) take(t *testing.T, store ratelimit.Store, d ratelimit.Definition) error {
+	count := pick(h.rand, 1, 1, math.Ceil(d.Capacity*h.rand.Float64()), d.Capacity)
+	result, err := store.AllowAtMost(t.Context(), d.Limit().ForN("k", count))
+	if err != nil || !result.OK {
+		return err
 	}
-	return capacity + in
-}
-
-func earlier(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
-	}
-	return b
-}
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
-}
-
-// check returns an error if more was granted in a stretch that ends now than may be.
-func (h *changing) check() error {
+	h.grants = append(h.grants, granted{h.now, result.Taken})
 	sum := 0.0
 	for i := len(h.grants) - 1; i >= 0; i-- {
 		sum += h.grants[i].count
-		if most := h.most(h.grants[i].at, h.now); sum > most+1e-6*max(1, most) {
+		if most := h.most(h.grants[i].at); sum > most+1e-6*max(1, most) {
 			return fmt.Errorf("%v tokens from %v to %v, at most %v may be: %+v", sum, h.grants[i].at, h.now, most, h.force)
 		}
 	}
@@ -214,16 +166,13 @@ func (h *changing) check() error {
 // step is a call or a change.
 func (h *changing) step(t *testing.T, store ratelimit.Store, kind string) error {
 	d := h.force[len(h.force)-1].Definition
+	if h.versions {
+		d = pick(h.rand, h.force...).Definition
+	}
 	about, _ := unit(&d)
 	h.now = h.now.Add(time.Duration(h.rand.Float64() * float64(about) * pick(h.rand, 0, 0.1, 0.3, 1, 2))).Truncate(time.Microsecond)
-	if h.rand.IntN(5) > 0 {
-		count := pick(h.rand, 1, 1, math.Ceil(d.Capacity*h.rand.Float64()), d.Capacity)
-		result, err := store.AllowAtMost(t.Context(), d.Limit().ForN("k", count))
-		if err == nil && result.OK {
-			h.grants = append(h.grants, granted{h.now, result.Taken})
-			err = h.check()
-		}
-		return err
+	if h.versions || h.rand.IntN(5) > 0 {
+		return h.take(t, store, d)
 	}
 	next := h.define(kind)
 	before, err := store.Check(t.Context(), d.Limit().ForN("k", 0))
@@ -245,118 +194,52 @@ func (h *changing) step(t *testing.T, store ratelimit.Store, kind string) error 
 	return nil
 }
 
-// run is a history on a store, which must be full again some time after it.
+// run is a history on a store, which must be full again some time after it by whichever definition is in force.
 func (h *changing) run(t *testing.T, store ratelimit.Store, kind string) error {
 	h.force = append(h.force, inForce{h.define(kind), h.now})
-	for range 60 {
+	if h.versions {
+		was, d := &h.force[0].Definition, h.define(kind)
+		d.Every, d.Period, d.Slots, d.Shards = was.Every, was.Period, was.Slots, was.Shards
+		h.force = append(h.force, inForce{d.Limit().Definition(), h.now})
+	}
+	for range 70 {
 		if err := h.step(t, store, kind); err != nil {
 			return err
 		}
 	}
-	d := h.force[len(h.force)-1].Definition
-	h.now = h.now.AddDate(1, 0, 0)
-	if d.Kind == ratelimit.KindTokenBucket {
-		h.now = h.now.AddDate(1, 0, 0)
+	full := h.force
+	if !h.versions {
+		full = full[len(full)-1:]
 	}
-	if full, err := store.Check(t.Context(), d.Limit().ForN("k", d.Capacity)); err != nil || !full.OK {
-		return fmt.Errorf("a year later %v of %v are left, %w", full.Value, d.Capacity, err)
+	for _, d := range full {
+		h.now = h.now.AddDate(2, 0, 0)
+		if now, err := store.Check(t.Context(), d.Limit().ForN("k", d.Capacity)); err != nil || !now.OK {
+			return fmt.Errorf("two years later %v of %v are left, %w", now.Value, d.Capacity, err)
+		}
 	}
 	return nil
 }
 
 // Never more than the larger of two grants in any stretch, and nothing used is forgotten, whatever
-// changes of a definition.
+// changes of a definition; and neither of two versions is starved.
 func TestChangeNeverOver(t *testing.T) {
 	t.Parallel()
-	for _, kind := range changingKinds {
-		for seed := range uint64(100) {
-			h := &changing{rand: rand.New(rand.NewPCG(seed, 57)), now: noon, raises: seed%2 == 0}
-			clock := func() time.Time { return h.now }
-			if err := h.run(t, memstore.New(clock), kind); err != nil {
-				t.Fatalf("memory, %s, seed %d: %v", kind, seed, err)
-			}
-		}
-		for seed := range uint64(4) {
-			h := &changing{rand: rand.New(rand.NewPCG(seed, 57)), now: noon, raises: seed%2 == 0}
-			store := newStore(t, pgtest.New(t), func(c *pgstore.Config) { c.Clock = func() time.Time { return h.now } })
-			if err := h.run(t, store, kind); err != nil {
-				t.Fatalf("postgres, %s, seed %d: %v", kind, seed, err)
-			}
-		}
-	}
-}
-
-// Two versions of a program take in turn, whose definitions differ in rate, capacity, start, anchor, zone or
-// time of day: never more than the larger of the two grants in any stretch, and neither is starved.
-func TestTwoVersionsSideBySide(t *testing.T) {
-	t.Parallel()
-	for _, kind := range changingKinds {
-		for seed := range uint64(100) {
-			h := newVersions(seed, kind)
-			if err := h.sideBySide(t, memstore.New(func() time.Time { return h.now })); err != nil {
-				t.Fatalf("memory, %s, seed %d: %v", kind, seed, err)
-			}
-		}
-		for seed := range uint64(4) {
-			h := newVersions(seed, kind)
-			store := newStore(t, pgtest.New(t), func(c *pgstore.Config) { c.Clock = func() time.Time { return h.now } })
-			if err := h.sideBySide(t, store); err != nil {
-				t.Fatalf("postgres, %s, seed %d: %v", kind, seed, err)
+	for _, kind := range []string{"bucket", "window", "calendar", "sliding"} {
+		for seed := range uint64(200) {
+			for _, inMemory := range []bool{true, false} {
+				if !inMemory && seed >= 8 {
+					continue
+				}
+				h := &changing{rand: rand.New(rand.NewPCG(seed, 57)), now: noon, raises: seed%2 == 0, versions: seed/2%2 == 0}
+				clock := func() time.Time { return h.now }
+				var store ratelimit.Store = memstore.New(clock)
+				if !inMemory {
+					store = newStore(t, pgtest.New(t), func(c *pgstore.Config) { c.Clock = clock })
+				}
+				if err := h.run(t, store, kind); err != nil {
+					t.Fatalf("%T, %s, seed %d: %v", store, kind, seed, err)
+				}
 			}
 		}
 	}
-}
-
-// newVersions returns a history with two definitions.
-func newVersions(seed uint64, kind string) *changing {
-	h := &changing{rand: rand.New(rand.NewPCG(seed, 58)), now: noon, raises: seed%2 == 0}
-	for i := range 2 {
-		d := h.define(kind)
-		if d.Shards = 1; i > 0 {
-			was := &h.force[0]
-			d.Every, d.Period, d.Slots = was.Every, was.Period, was.Slots
-		}
-		h.force = append(h.force, inForce{d.Limit().Definition(), noon})
-	}
-	return h
-}
-
-func (h *changing) sideBySide(t *testing.T, store ratelimit.Store) error {
-	a, b := &h.force[0].Definition, &h.force[1].Definition
-	about, shortest := unit(a)
-	for range 80 {
-		d := pick(h.rand, a, b)
-		h.now = h.now.Add(time.Duration(h.rand.Float64() * float64(about) * pick(h.rand, 0, 0.1, 0.3, 1))).Truncate(time.Microsecond)
-		result, err := store.AllowAtMost(t.Context(), d.Limit().ForN("k", pick(h.rand, 1, math.Ceil(d.Capacity*h.rand.Float64()), d.Capacity)))
-		if err != nil {
-			return err
-		}
-		h.grants = append(h.grants, granted{h.now, result.Taken})
-		sum := 0.0
-		for i := len(h.grants) - 1; i >= 0; i-- {
-			sum += h.grants[i].count
-			stretch := h.now.Sub(h.grants[i].at)
-			in := max(a.Rate, b.Rate) * float64(stretch) / float64(shortest)
-			switch {
-			case d.Every != 0: // an edge of one version is seen later by the other, which spends what was left before it
-				in = max(a.Rate, b.Rate) * math.Floor(2+float64(stretch)/float64(shortest))
-			case d.Kind == ratelimit.KindFixedWindow:
-				in = max(a.Rate, b.Rate) * math.Floor(1+float64(stretch)/float64(shortest))
-			case d.Kind == ratelimit.KindSlidingWindow && stretch <= shortest:
-				in = 0
-			case d.Kind == ratelimit.KindSlidingWindow:
-				in = math.Inf(1)
-			}
-			if most := max(a.Capacity, b.Capacity) + in; sum > most+1e-6*most {
-				return fmt.Errorf("%v tokens in %v, at most %v may be: %v and %v", sum, stretch, most, a, b)
-			}
-		}
-	}
-	for _, d := range []*ratelimit.Definition{a, b} {
-		h.now = h.now.AddDate(2, 0, 0)
-		if full, err := store.Check(t.Context(), d.Limit().ForN("k", d.Capacity)); err != nil || !full.OK {
-			return fmt.Errorf("two years later %v of %v are left, %w", full.Value, d.Capacity, err)
-		}
-	}
-	return nil
 }

@@ -30,19 +30,7 @@ import (
 
 // verbs is what memstore and pgstore have in common.
 type verbs interface {
-	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error)
-	AllowFirst(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	Credit(ctx context.Context, r ratelimit.Request) (ratelimit.Status, error)
-	Settle(ctx context.Context, r *ratelimit.Receipt, used ...float64) (ratelimit.Result, error)
-	Cancel(ctx context.Context, r *ratelimit.Receipt) (bool, error)
-	Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (time.Time, error)
-	Resume(ctx context.Context, limit ratelimit.Limit, key string) error
-	Reset(ctx context.Context, limit ratelimit.Limit, key string) error
-	Change(ctx context.Context, from, to ratelimit.Limit, key string) (ratelimit.Status, error)
+	ratelimit.Store
 	Prune(ctx context.Context, limits ...ratelimit.Limit) (int64, error)
 }
 
@@ -56,6 +44,10 @@ func (v txVerbs) in() pgx.Tx { return v.tx }
 
 func (v txVerbs) Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return v.AllowTx(ctx, v.tx, requests...)
+}
+
+func (v txVerbs) Take(ctx context.Context, requests ...ratelimit.Request) error {
+	return v.TakeTx(ctx, v.tx, requests...)
 }
 
 func (v txVerbs) Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
@@ -244,11 +236,8 @@ func (o op) receipt(results []ratelimit.Result) *ratelimit.Receipt {
 		return r
 	}
 	text, err := r.MarshalText()
-	if err != nil {
-		panic(err)
-	}
 	r = new(ratelimit.Receipt)
-	if err := r.UnmarshalText(text); err != nil {
+	if err := errors.Join(err, r.UnmarshalText(text)); err != nil {
 		panic(err)
 	}
 	return r
@@ -434,18 +423,6 @@ func TestDifferential(t *testing.T) {
 	t.Logf("%v", total.counts)
 }
 
-// FuzzDifferential is TestDifferential for as long as one likes.
-func FuzzDifferential(f *testing.F) {
-	db := pgtest.New(f)
-	f.Add(uint64(0), uint8(0))
-	f.Fuzz(func(t *testing.T, seed uint64, which uint8) {
-		if _, err := db.Pool.Exec(t.Context(), "TRUNCATE "+db.Schema+".rate_limits"); err != nil { // of this seed in an earlier run
-			t.Fatal(err)
-		}
-		runHistory(t, db, forms[int(which)%len(forms)], seed, 70)
-	})
-}
-
 // tally counts what histories consisted of, so that a generator that has
 // become one-sided is noticed. It is safe for concurrent use once it is made.
 type tally struct {
@@ -453,7 +430,13 @@ type tally struct {
 	counts map[string]int
 }
 
-func newTally() *tally { return &tally{counts: map[string]int{}} }
+func newTally() *tally {
+	c := &tally{counts: map[string]int{"clock went back": 0, "definition changed": 0, "promise kept": 0, "pause ended": 0}}
+	for _, v := range allVerbs {
+		c.counts[string(v)] = 0
+	}
+	return c
+}
 
 func (c *tally) add(other map[string]int) {
 	c.mu.Lock()
@@ -471,26 +454,14 @@ func (c *tally) wantBroad(t *testing.T, n int) {
 	}
 }
 
-// lacking returns what a history should have and did not come n times.
-func (c *tally) lacking(n int) []string {
-	want := []string{
-		"granted", "refused", "in debt", "several granted", "several refused", "same key twice",
-		"never", "cancelled", "not cancelled", "paused", "not paused", "pruned rows", "clock went back",
-		"definition changed", "promise kept", "while paused", "pause ended",
-		"settled for less", "settled for more", "not settled", "settled from text",
-		"calendar granted", "calendar refused", "calendar ahead", "calendar cancelled", "calendar paused",
-		"granted above", "refused above", "crossed",
-		"shadowed", "shadowed of several", "shadowed reserved", "not shadowed",
-		"settled of nothing", "refused by mode", "refused until",
-		"at most some", "at most all", "at most none", "first of several", "second of several", "none of several",
-		"sliding granted", "sliding refused", "sliding ahead", "sliding cancelled", "sliding credited",
-		"sliding settled for less", "sliding settled for more", "sliding at most some", "sliding chosen",
-		"changed a bucket", "changed a window", "changed a calendar", "changed slots",
+// lacking returns what a history should have and did not come n times: all that it counts.
+func (c *tally) lacking(n int) (lacking []string) {
+	for k, came := range c.counts {
+		if came < n {
+			lacking = append(lacking, k)
+		}
 	}
-	for _, v := range allVerbs {
-		want = append(want, string(v))
-	}
-	return slices.DeleteFunc(want, func(k string) bool { return c.counts[k] >= n })
+	return lacking
 }
 
 // history is one run through model and database.
@@ -558,14 +529,10 @@ func (h *history) nested(tx pgx.Tx, calls int, outer bool) {
 		}
 	}
 	if h.rand.IntN(3) > 0 {
-		if err := tx.Commit(ctx); err != nil {
-			h.fail(err)
-		}
+		must(h.t, tx.Commit(ctx))
 		return
 	}
-	if err := tx.Rollback(ctx); err != nil {
-		h.fail(err)
-	}
+	must(h.t, tx.Rollback(ctx))
 	h.model.rewind(ctx, start)
 	h.results = h.results[:start]
 	h.tally["rolled back"]++
@@ -575,9 +542,7 @@ func (h *history) nested(tx pgx.Tx, calls int, outer bool) {
 func (h *history) within(tx pgx.Tx, do func(savepoint pgx.Tx)) {
 	h.t.Helper()
 	savepoint, err := tx.Begin(h.t.Context())
-	if err != nil {
-		h.fail(err)
-	}
+	must(h.t, err)
 	do(savepoint)
 }
 
@@ -605,9 +570,7 @@ func (h *history) step(v verbs) {
 		// Behind a savepoint, so that the wait may be of any length.
 		h.within(v.in(), func(savepoint pgx.Tx) {
 			h.keepsPromise(h.verbs(h.sql, savepoint), o)
-			if err := savepoint.Rollback(h.t.Context()); err != nil {
-				h.fail(err)
-			}
+			must(h.t, savepoint.Rollback(h.t.Context()))
 		})
 		return
 	}
@@ -724,7 +687,7 @@ func (h *history) count(o op, a reply) {
 		"sliding at most some":     sliding && o.verb == atMost && a.result.OK && a.result.Taken < math.Floor(o.requests[0].Count),
 		"sliding chosen":           sliding && of && a.result.OK,
 	} {
-		if is {
+		if h.tally[k] += 0; is {
 			h.tally[k]++
 		}
 	}
@@ -764,28 +727,25 @@ func sameReply(got, want reply) error {
 }
 
 func sameStatus(got, want ratelimit.Status) error {
-	exact, wantExact := got, want
 	slack := 1e-6 * max(1, math.Abs(want.Value), want.Capacity)
 	switch {
-	case !exact.At.Equal(wantExact.At) || !exact.PausedUntil.Equal(wantExact.PausedUntil):
+	case !got.At.Equal(want.At) || !got.PausedUntil.Equal(want.PausedUntil):
 		return fmt.Errorf("at %v, paused until %v, want %v, %v", got.At, got.PausedUntil, want.At, want.PausedUntil)
-	case exact.Request != wantExact.Request || exact.Taken != wantExact.Taken || exact.Shadowed != wantExact.Shadowed || exact.OK != wantExact.OK || exact.Remaining != wantExact.Remaining || exact.Capacity != wantExact.Capacity:
-		return fmt.Errorf("status %+v, want %+v", exact, wantExact)
+	case got.Request != want.Request || got.Taken != want.Taken || got.Shadowed != want.Shadowed || got.OK != want.OK || got.Remaining != want.Remaining || got.Capacity != want.Capacity:
+		return fmt.Errorf("status %+v, want %+v", got, want)
 	case math.Abs(got.Value-want.Value) > slack:
 		return fmt.Errorf("value %v, want %v", got.Value, want.Value)
 	case math.Abs(got.Before-want.Before) > slack:
 		return fmt.Errorf("value before %v, want %v", got.Before, want.Before)
-	case apart(got.RetryAfter, want.RetryAfter) > time.Microsecond:
+	case (got.RetryAfter - want.RetryAfter).Abs() > time.Microsecond:
 		return fmt.Errorf("retry after %v, want %v", got.RetryAfter, want.RetryAfter)
 	case got.RetryAt.Sub(want.RetryAt).Abs() > time.Microsecond:
 		return fmt.Errorf("retry at %v, want %v", got.RetryAt, want.RetryAt)
-	case apart(got.ResetAfter, want.ResetAfter) > time.Microsecond:
+	case (got.ResetAfter - want.ResetAfter).Abs() > time.Microsecond:
 		return fmt.Errorf("reset after %v, want %v", got.ResetAfter, want.ResetAfter)
 	}
 	return nil
 }
-
-func apart(a, b time.Duration) time.Duration { return (a - b).Abs() }
 
 func samePayments(got, want ratelimit.Result) error {
 	if got.Receipt == nil || want.Receipt == nil {
@@ -857,19 +817,14 @@ func (g *generator) limit(name string) ratelimit.Limit {
 			}
 		}
 		if slides(name) {
-			l = g.sliding(name, rate, period, debt)
+			l = ratelimit.SlidingWindow{
+				Name: name, Rate: rate, Period: period, MaxReserved: debt, Slots: pick(r, 0, 0, 1, 2, 6, 7, 100),
+				Start: pick(r, time.Time{}, noon, noon.Add(period/3), noon.Add(-31*period)),
+			}
 		}
 		if l.Validate() == nil {
 			return l
 		}
-	}
-}
-
-func (g *generator) sliding(name string, rate float64, period time.Duration, debt float64) ratelimit.Limit {
-	r := g.rand
-	return ratelimit.SlidingWindow{
-		Name: name, Rate: rate, Period: period, MaxReserved: debt, Slots: pick(r, 0, 0, 1, 2, 6, 7, 100),
-		Start: pick(r, time.Time{}, noon, noon.Add(period/3), noon.Add(-31*period)),
 	}
 }
 

@@ -1,7 +1,6 @@
 package pgstore_test
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -21,12 +20,9 @@ func TestPortableHint(t *testing.T) {
 	store, key := newStore(t, db), slow("l", 1000).For("k")
 	mustAllow(t, store, key)
 	refuse := func(message string) error {
-		for _, sql := range []string{
-			"CREATE OR REPLACE FUNCTION " + db.Schema + ".refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE '" + message + "' USING ERRCODE = '0A000'; END $$",
-			"CREATE OR REPLACE TRIGGER refuse BEFORE UPDATE ON " + db.Schema + ".rate_limits FOR EACH ROW EXECUTE FUNCTION " + db.Schema + ".refuse()",
-		} {
-			must(t, errOf(db.Pool.Exec(t.Context(), sql)))
-		}
+		execIn(t, db, `CREATE OR REPLACE FUNCTION {schema}.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+			BEGIN RAISE '`+message+`' USING ERRCODE = '0A000'; END $$;
+			CREATE OR REPLACE TRIGGER refuse BEFORE UPDATE ON {schema}.rate_limits FOR EACH ROW EXECUTE FUNCTION {schema}.refuse()`)
 		_, err := store.Allow(t.Context(), key)
 		if codeOf(err) != "0A000" {
 			t.Fatalf("got %v, want %s", err, message)
@@ -40,49 +36,30 @@ func TestPortableHint(t *testing.T) {
 	}
 }
 
-// failAtCommit makes the table work, whose rows fail at COMMIT with an error of Citus.
-func failAtCommit(t *testing.T, db *pgtest.DB) (insert string) {
-	t.Helper()
-	for _, sql := range []string{
-		"CREATE TABLE " + db.Schema + ".work (id int)",
-		"CREATE FUNCTION " + db.Schema + ".fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN " +
-			"RAISE 'could not commit transaction for shard 102009 on any active node' USING ERRCODE = 'XX000'; END $$",
-		"CREATE CONSTRAINT TRIGGER fail AFTER INSERT ON " + db.Schema + ".work DEFERRABLE INITIALLY DEFERRED " +
-			"FOR EACH ROW EXECUTE FUNCTION " + db.Schema + ".fail()",
-	} {
-		must(t, errOf(db.Pool.Exec(t.Context(), sql)))
-	}
-	return "INSERT INTO " + db.Schema + ".work VALUES (1)"
-}
-
 // A COMMIT that Citus fails with XX000 may be done on some nodes: its work is neither told to be rolled
 // back nor done again.
 func TestCommittedInPart(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
-	insert := failAtCommit(t, db)
-	requests := []ratelimit.Request{slow("l", 1000).For("k")}
-	for name, change := range map[string]func(*pgstore.Config){"portable": portable, "limits on one server": unchanged} {
-		store := newStore(t, db, change)
-		for verb, run := range map[string]func(do func(pgx.Tx) error) (ratelimit.Result, error){
-			"AllowFunc": func(do func(pgx.Tx) error) (ratelimit.Result, error) {
-				return store.AllowFunc(t.Context(), requests, func(tx pgx.Tx, _ ratelimit.Result) error { return do(tx) })
-			},
-			"AllowOnCommit": func(do func(pgx.Tx) error) (ratelimit.Result, error) {
-				return store.AllowOnCommit(t.Context(), requests, "", do)
-			},
-		} {
-			for commits, then := range map[string]func(pgx.Tx) error{
-				"": func(pgx.Tx) error { return nil }, " by itself": func(tx pgx.Tx) error { return tx.Commit(context.Background()) },
-			} {
+	execIn(t, db, `CREATE TABLE {schema}.work (id int);
+		CREATE FUNCTION {schema}.fail() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN RAISE 'could not commit transaction for shard 102009 on any active node' USING ERRCODE = 'XX000'; END $$;
+		CREATE CONSTRAINT TRIGGER fail AFTER INSERT ON {schema}.work DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION {schema}.fail()`)
+	for _, isPort := range []bool{true, false} {
+		store := newStore(t, db, isPortable(isPort))
+		for verb, run := range map[string]runner{"AllowFunc": store.AllowFunc, "AllowOnCommit": onCommit(store, "")} {
+			for _, commits := range []bool{false, true} { // by itself
 				runs := 0
-				_, err := run(func(tx pgx.Tx) error {
+				_, err := run(t.Context(), []ratelimit.Request{slow("l", 1000).For("k")}, func(tx pgx.Tx, _ ratelimit.Result) error {
 					runs++
-					_, err := tx.Exec(t.Context(), insert)
-					return errors.Join(err, then(tx))
+					_, err := tx.Exec(t.Context(), "INSERT INTO "+db.Schema+".work VALUES (1)")
+					if commits {
+						err = errors.Join(err, tx.Commit(t.Context()))
+					}
+					return err
 				})
 				if runs != 1 || !errors.Is(err, pgstore.ErrOutcomeUnknown) || codeOf(err) != "XX000" {
-					t.Errorf("%s, %s%s: ran %d times, got %v, want %v", name, verb, commits, runs, err, pgstore.ErrOutcomeUnknown)
+					t.Errorf("portable %v, %s, by itself %v: ran %d times, got %v, want %v", isPort, verb, commits, runs, err, pgstore.ErrOutcomeUnknown)
 				}
 			}
 		}

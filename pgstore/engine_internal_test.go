@@ -20,13 +20,30 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/memory"
 )
 
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// errOf returns the error of a call that returns a value besides.
+func errOf[T any](_ T, err error) error { return err }
+
+// open is a store on a schema.
+func open(t *testing.T, db *pgtest.DB, config Config) *Store {
+	t.Helper()
+	config.Schema = db.Schema
+	store, err := New(db.Pool, &config)
+	must(t, err)
+	return store
+}
+
 // newTicket is a call on its own that waits to be decided.
 func newTicket(t *testing.T, reserve, check bool, requests ...ratelimit.Request) *engine.Ticket {
 	t.Helper()
 	call, err := decide.New(reserve, requests...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return batch.NewTicket(t.Context(), &engine.Pending{Call: call, Check: check})
 }
 
@@ -47,14 +64,10 @@ func prefetchTicket(t *testing.T, r ratelimit.Request) *engine.Ticket {
 // some of those whose statement fails.
 func TestServeThoseThatAreGone(t *testing.T) {
 	pool, err := pgxpool.New(t.Context(), "postgres://127.0.0.1:1/nowhere")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer pool.Close()
 	store, err := New(pool, &Config{Timeout: time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer store.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -77,9 +90,7 @@ func TestServeThoseThatAreGone(t *testing.T) {
 // what the neediest of them wants, after those before it.
 func TestGroups(t *testing.T) {
 	store, err := New(nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	limit := ratelimit.TokenBucket{Name: "limit", Rate: 10, Period: time.Second, MaxReserved: 4}
 	other := limit
 	other.Rate = 20
@@ -130,55 +141,36 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// together decides calls in one go, in both ways: with an attempt to grant them by
-// one statement, and without.
-func together(t *testing.T, test func(t *testing.T, db *pgtest.DB, decide func(...*engine.Ticket))) {
-	t.Helper()
-	for name, granting := range map[string]bool{"granting": true, "settling": false} {
-		t.Run(name, func(t *testing.T) {
-			db := pgtest.New(t)
-			store, err := New(db.Pool, &Config{Schema: db.Schema})
-			if err != nil {
-				t.Fatal(err)
-			}
-			test(t, db, func(tickets ...*engine.Ticket) {
-				t.Helper()
-				if left := probe(store).DecideAll(t.Context(), tickets, granting, nil); len(left) != 0 {
-					t.Errorf("%d calls wait for a row, want none", len(left))
-				}
-			})
-		})
-	}
-}
-
 // While a new number of shards is rolled out, two definitions can meet in one
 // statement, at a row that is not there yet. Each takes what it says it took.
 func TestCombinedShardCounts(t *testing.T) {
-	together(t, func(t *testing.T, db *pgtest.DB, decide func(...*engine.Ticket)) {
-		one := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 24 * time.Hour}
-		two := one
-		two.Shards = 2
-		tickets := []*engine.Ticket{allowTicket(t, one.ForN("k", 2)), allowTicket(t, two.ForN("k", 3))}
-		decide(tickets...)
-		stored := 0.0 // what is missing in the rows
-		for shard, full := range []float64{10, 5} {
-			var value float64
-			err := db.Pool.QueryRow(t.Context(), "SELECT coalesce(min(value), $2) FROM "+db.Schema+".rate_limits WHERE shard = $1", shard, full).Scan(&value)
-			if err != nil {
-				t.Fatal(err)
+	for name, granting := range map[string]bool{"granting": true, "settling": false} {
+		t.Run(name, func(t *testing.T) {
+			db := pgtest.New(t)
+			one := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 24 * time.Hour}
+			two := one
+			two.Shards = 2
+			tickets := []*engine.Ticket{allowTicket(t, one.ForN("k", 2)), allowTicket(t, two.ForN("k", 3))}
+			if left := probe(open(t, db, Config{})).DecideAll(t.Context(), tickets, granting, nil); len(left) != 0 {
+				t.Errorf("%d calls wait for a row, want none", len(left))
 			}
-			stored += full - value
-		}
-		for _, ticket := range tickets {
-			if p := ticket.Value; p.Err != nil || !p.Result.OK {
-				t.Errorf("got OK %v, error %v", p.Result.OK, p.Err)
+			stored := 0.0 // what is missing in the rows
+			for shard, full := range []float64{10, 5} {
+				var value float64
+				must(t, db.Pool.QueryRow(t.Context(), "SELECT coalesce(min(value), $2) FROM "+db.Schema+".rate_limits WHERE shard = $1", shard, full).Scan(&value))
+				stored += full - value
 			}
-		}
-		// To the one of two shards, 10 tokens in a row are 5.
-		if stored < 5-0.001 {
-			t.Errorf("%v tokens are missing in the rows, want 5 at least", stored)
-		}
-	})
+			for _, ticket := range tickets {
+				if p := ticket.Value; p.Err != nil || !p.Result.OK {
+					t.Errorf("got OK %v, error %v", p.Result.OK, p.Err)
+				}
+			}
+			// To the one of two shards, 10 tokens in a row are 5.
+			if stored < 5-0.001 {
+				t.Errorf("%v tokens are missing in the rows, want 5 at least", stored)
+			}
+		})
+	}
 }
 
 // remembered is a limit of whose key "k" a store that is knowing knows.
@@ -187,13 +179,8 @@ var remembered = ratelimit.TokenBucket{Name: "limit", Rate: 1, Period: time.Hour
 // knowing is a store that prefetches and has taken 10 tokens of remembered, and what it knows.
 func knowing(t *testing.T, db *pgtest.DB, portable bool) (*Store, *escrow.Entry) {
 	t.Helper()
-	store, err := New(db.Pool, &Config{Schema: db.Schema, Escrow: 10 * time.Second, Portable: portable})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if result, err := store.Allow(t.Context(), remembered.ForN("k", 10)); err != nil || !result.OK {
-		t.Fatalf("%v, %v, want a grant", result, err)
-	}
+	store := open(t, db, Config{Escrow: 10 * time.Second, Portable: portable})
+	must(t, store.Take(t.Context(), remembered.ForN("k", 10)))
 	return store, store.memory.Remembered(&ratelimit.Request{Limit: remembered, Key: "k"})
 }
 

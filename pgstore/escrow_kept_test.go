@@ -3,13 +3,13 @@ package pgstore_test
 import (
 	"context"
 	"errors"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/curve"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
@@ -50,12 +50,8 @@ func hears(t *testing.T, take takes, isUnknown func(error) bool) {
 	eachKept(t, func(t *testing.T, limit ratelimit.Limit, portable bool) {
 		store, sent, db := holding(t, pgstore.MaxEscrow, isPortable(portable))
 		used := warm(t, store, sent, limit.For("k"))
-		slowed, err := db.Pool.Exec(t.Context(), strings.ReplaceAll(`
-			CREATE FUNCTION {schema}.slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.05); RETURN NEW; END';
-			CREATE TRIGGER slow BEFORE UPDATE ON {schema}.rate_limits FOR EACH ROW EXECUTE FUNCTION {schema}.slow()`, "{schema}", db.Schema), pgx.QueryExecModeSimpleProtocol)
-		if err != nil {
-			t.Fatal(slowed, err)
-		}
+		execIn(t, db, `CREATE FUNCTION {schema}.slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.05); RETURN NEW; END';
+			CREATE TRIGGER slow BEFORE UPDATE ON {schema}.rate_limits FOR EACH ROW EXECUTE FUNCTION {schema}.slow()`)
 		const many = 200 // more than are held
 		gaveUp, unknown := 0, 0.0
 		for n := 0; gaveUp < 2 && n < 10; n++ {
@@ -109,17 +105,13 @@ func TestEscrowIsToldWhatWasUsed(t *testing.T) {
 		var receipts []*ratelimit.Receipt
 		allow := func() {
 			result, err := store.Allow(t.Context(), limit.For("k"))
-			if err != nil || !result.OK {
-				t.Fatal(result, err)
-			}
-			receipts = append(receipts, result.Receipt)
+			receipts = append(receipts, mustTake(t, result, err).Receipt)
 		}
 		cancel := func() {
 			t.Helper()
 			for _, r := range receipts {
-				if done, err := store.Cancel(t.Context(), r); !done || err != nil {
-					t.Error(done, err)
-				}
+				done, err := store.Cancel(t.Context(), r)
+				wantSaid(t, "cancel", done, err, true)
 			}
 			receipts = nil
 		}
@@ -131,9 +123,8 @@ func TestEscrowIsToldWhatWasUsed(t *testing.T) {
 		}
 		undone := begin(t, db, pgx.ReadCommitted)
 		last := receipts[len(receipts)-1]
-		if done, err := store.CancelTx(t.Context(), undone, last); !done || err != nil {
-			t.Fatal(done, err)
-		}
+		done, err := store.CancelTx(t.Context(), undone, last)
+		wantSaid(t, "cancel", done, err, true)
 		receipts = receipts[:len(receipts)-1]
 		before := sent.Sends()
 		cancelled := make(chan struct{})
@@ -168,4 +159,109 @@ func TestEscrowIsToldWhatWasUsed(t *testing.T) {
 			t.Errorf("the row lacks %v of what was cancelled", lacks)
 		}
 	})
+}
+
+// While somebody holds what he took ahead, the row does not fill up so far that both are
+// more than the capacity, and it is not used after its end; and what is given back just
+// before its end counts for less, or the row would fill up while somebody else holds what he
+// took in the meantime.
+func TestEscrowAndRowTogether(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.TokenBucket{Name: "bucket", Rate: 5, Period: time.Second, Capacity: 400}
+	const almost = pgstore.MaxEscrow - time.Millisecond
+	for name, between := range map[string]func(*sharing){
+		"held until the end": func(to *sharing) {
+			to.warm(0)
+			to.clock.add(almost)
+		},
+		"held until long after": func(to *sharing) {
+			to.warm(0)
+			to.clock.add(19 * pgstore.MaxEscrow / 10)
+		},
+		"given back before the end": func(to *sharing) {
+			to.warm(0)
+			to.clock.add(almost)
+			to.warm(1)
+			to.stores[0].Close()
+			to.clock.add(almost)
+		},
+		"held while the clock is set back": func(to *sharing) {
+			to.warm(0)
+			to.clock.add(almost)
+			to.warm(1)
+			to.clock.add(-almost)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var worst curve.Worst
+			// Much of it, since nothing but the test's clock goes on, or it has tried nothing. But in a
+			// run that takes long, memory gives back meanwhile, by the machine's clock.
+			const much = 0.6
+			for n := 0; n < 5 && worst.Share < much; n++ {
+				if w := shareOut(t, limit, between); w.Share > worst.Share {
+					worst = w
+				}
+			}
+			if worst.Share < much {
+				t.Errorf("%v", worst)
+			}
+		})
+	}
+}
+
+// shareOut has stores take ahead, and then hands out what is in the row and in their memories.
+func shareOut(t *testing.T, limit ratelimit.Limit, between func(*sharing)) curve.Worst {
+	t.Helper()
+	to := &sharing{t: t, clock: newClock(), limit: limit}
+	db := pgtest.New(t)
+	for range 2 {
+		to.stores = append(to.stores, newStore(t, db, onClock(to.clock), withEscrow(pgstore.MaxEscrow)))
+	}
+	between(to)
+	to.stores = append([]*pgstore.Store{newStore(t, db, onClock(to.clock))}, to.stores...)
+	for i, store := range to.stores {
+		for i > 0 && to.held(store) || i == 0 && to.allow(store) {
+		}
+	}
+	worst := curve.Judge(to.events, curve.Of(limit.Definition()))
+	if worst.Share > 1+1e-9 {
+		t.Errorf("too much: %v", worst)
+	}
+	return worst
+}
+
+// sharing is stores that share a limit, and what was granted.
+type sharing struct {
+	t      *testing.T
+	clock  *clock
+	limit  ratelimit.Limit
+	stores []*pgstore.Store
+	events []curve.Event
+}
+
+func (to *sharing) warm(i int) {
+	for range 34 { // of which the last are from memory
+		to.allow(to.stores[i])
+	}
+}
+
+func (to *sharing) allow(store *pgstore.Store) bool {
+	to.t.Helper()
+	result, err := store.Allow(to.t.Context(), to.limit.For("k"))
+	must(to.t, err)
+	if at := result.At; result.OK {
+		if n := len(to.events); n > 0 && to.events[n-1].At.After(at) {
+			at = to.events[n-1].At // by a clock that never goes back
+		}
+		to.events = append(to.events, curve.Event{At: at, Count: 1})
+	}
+	return result.OK
+}
+
+// held is allow, but for a store that is closed.
+func (to *sharing) held(store *pgstore.Store) bool {
+	if _, err := store.Check(to.t.Context(), to.limit.For("k")); errors.Is(err, pgstore.ErrClosed) {
+		return false
+	}
+	return to.allow(store)
 }

@@ -13,11 +13,15 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/traced"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 // failing counts the statements and batches that fail on the server.
-type failing struct{ n atomic.Int64 }
+type failing struct {
+	traced.Statements
+	n atomic.Int64
+}
 
 func (f *failing) trace() pgtest.Option {
 	return pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = f })
@@ -29,18 +33,10 @@ func (f *failing) end(err error) {
 	}
 }
 
-func (*failing) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	return ctx
-}
-
 func (f *failing) TraceQueryEnd(_ context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
 	f.end(data.Err)
 }
 
-func (*failing) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	return ctx
-}
-func (*failing) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
 func (f *failing) TraceBatchEnd(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchEndData) {
 	f.end(data.Err)
 }
@@ -49,14 +45,10 @@ func (f *failing) TraceBatchEnd(_ context.Context, _ *pgx.Conn, data pgx.TraceBa
 // after a fail-over: those that are made from now on lead to the new one.
 func failOver(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
-	var all []*pgxpool.Conn
 	for range pool.Config().MaxConns {
 		conn, err := pool.Acquire(t.Context())
 		must(t, err)
 		defer conn.Release()
-		all = append(all, conn)
-	}
-	for _, conn := range all {
 		must(t, errOf(conn.Exec(t.Context(), "SET default_transaction_read_only = on")))
 	}
 }

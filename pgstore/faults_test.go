@@ -1,7 +1,6 @@
 package pgstore_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,12 +9,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
@@ -32,74 +29,92 @@ type ownVerb struct {
 	do   func(context.Context, *pgstore.Store, ratelimit.Request) (ok bool, err error)
 }
 
-// ownVerbs are all verbs on their own that take a limit.
-var ownVerbs = []ownVerb{
-	{"Allow", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		return isYes(s.Allow(ctx, r))
-	}},
-	{"Allow several", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		return isYes(s.Allow(ctx, r, slow("another", 10).For("")))
-	}},
-	{"Reserve", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		return isYes(s.Reserve(ctx, r))
-	}},
-	{"Check", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		return isOK(s.Check(ctx, r))
-	}},
-	{"CheckReserve", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		return isOK(s.CheckReserve(ctx, r))
-	}},
-	{"AllowFunc", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (ran bool, err error) {
-		result, err := s.AllowFunc(ctx, []ratelimit.Request{r}, func(pgx.Tx, ratelimit.Result) error {
-			ran = true
-			return nil
-		})
-		return ran || result.OK || result.Receipt != nil, err
-	}},
-	{"ReserveFunc", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (ran bool, err error) {
-		result, err := s.ReserveFunc(ctx, []ratelimit.Request{r}, func(pgx.Tx, ratelimit.Result) error {
-			ran = true
-			return nil
-		})
-		return ran || result.OK || result.Receipt != nil, err
-	}},
-	{"Reset", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		return false, s.Reset(ctx, r.Limit, r.Key)
-	}},
-	{"Credit", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		status, err := s.Credit(ctx, r)
-		return status.OK, err
-	}},
-	{"Cancel", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		return s.Cancel(ctx, paid(r).Receipt)
-	}},
-	{"Pause", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		until, err := s.Pause(ctx, r.Limit, r.Key, time.Hour)
-		return !until.IsZero(), err
-	}},
-	{"Resume", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		return false, s.Resume(ctx, r.Limit, r.Key)
-	}},
-	{"Take", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		err := s.Take(ctx, r)
-		return err == nil, err
-	}},
-	{"AllowAtMost", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+// txVerb is a verb in a transaction, in the same way.
+type txVerb struct {
+	name string
+	do   func(context.Context, *pgstore.Store, pgx.Tx, ratelimit.Request) (ok bool, err error)
+}
+
+// aside is a request beside that of a test.
+var aside = slow("another", 10).For("")
+
+// taking asks for a test's request, and for more.
+func taking(verb func(verbs, context.Context, ...ratelimit.Request) (ratelimit.Result, error), more ...ratelimit.Request) func(context.Context, verbs, ratelimit.Request) (bool, error) {
+	return func(ctx context.Context, s verbs, r ratelimit.Request) (bool, error) {
+		return isYes(verb(s, ctx, append([]ratelimit.Request{r}, more...)...))
+	}
+}
+
+// running reports also whether the function ran.
+func running(verb func(*pgstore.Store, context.Context, []ratelimit.Request, func(pgx.Tx, ratelimit.Result) error) (ratelimit.Result, error)) func(context.Context, *pgstore.Store, ratelimit.Request) (bool, error) {
+	return func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		ran := false
+		ok, err := isYes(verb(s, ctx, []ratelimit.Request{r}, func(pgx.Tx, ratelimit.Result) error { ran = true; return nil }))
+		return ok || ran, err
+	}
+}
+
+// said reports whether a verb returned something besides its error.
+func said[T comparable](value T, err error) (bool, error) { return value != *new(T), err }
+
+// storeVerbs are the verbs that take a limit both on their own and in a transaction.
+var storeVerbs = []struct {
+	name string
+	do   func(context.Context, verbs, ratelimit.Request) (ok bool, err error)
+}{
+	{"Allow", taking(verbs.Allow)},
+	{"Allow several", taking(verbs.Allow, aside)},
+	{"Reserve", taking(verbs.Reserve)},
+	{"Check", taking(verbs.Check)},
+	{"CheckReserve", taking(verbs.CheckReserve)},
+	{"AllowFirst", taking(verbs.AllowFirst, aside)},
+	{"AllowAtMost", func(ctx context.Context, s verbs, r ratelimit.Request) (bool, error) {
 		result, err := s.AllowAtMost(ctx, r)
 		return result.OK || result.Taken != 0 || result.Receipt != nil, err
 	}},
-	{"AllowFirst", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		return isYes(s.AllowFirst(ctx, r, slow("another", 10).For("")))
+	{"Take", func(ctx context.Context, s verbs, r ratelimit.Request) (bool, error) {
+		err := s.Take(ctx, r)
+		return err == nil, err
 	}},
+	{"Settle", func(ctx context.Context, s verbs, r ratelimit.Request) (bool, error) {
+		return isOK(s.Settle(ctx, paid(r), r.Count+1))
+	}},
+	{"Cancel", func(ctx context.Context, s verbs, r ratelimit.Request) (bool, error) { return s.Cancel(ctx, paid(r)) }},
+	{"Credit", func(ctx context.Context, s verbs, r ratelimit.Request) (bool, error) { return said(s.Credit(ctx, r)) }},
+	{"Pause", func(ctx context.Context, s verbs, r ratelimit.Request) (bool, error) {
+		return said(s.Pause(ctx, r.Limit, r.Key, time.Hour))
+	}},
+	{"Resume", func(ctx context.Context, s verbs, r ratelimit.Request) (bool, error) {
+		return false, s.Resume(ctx, r.Limit, r.Key)
+	}},
+	{"Reset", func(ctx context.Context, s verbs, r ratelimit.Request) (bool, error) {
+		return false, s.Reset(ctx, r.Limit, r.Key)
+	}},
+}
+
+// ownVerbs are all verbs on their own that take a limit, and verbsInTx those in a transaction.
+var ownVerbs, verbsInTx = func() (own []ownVerb, inTx []txVerb) {
+	for _, v := range storeVerbs {
+		own = append(own, ownVerb{v.name, func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) { return v.do(ctx, s, r) }})
+		inTx = append(inTx, txVerb{v.name + "Tx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
+			return v.do(ctx, txVerbs{s, tx}, r)
+		}})
+	}
+	inTx = append(inTx, txVerb{"PauseEachTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
+		return said(s.PauseEachTx(ctx, tx, []ratelimit.Request{r, aside}, time.Hour))
+	}})
+	return append(own, otherVerbs...), inTx
+}()
+
+// otherVerbs are those on their own that have no form in a transaction, or another.
+var otherVerbs = []ownVerb{
+	{"AllowFunc", running((*pgstore.Store).AllowFunc)},
+	{"ReserveFunc", running((*pgstore.Store).ReserveFunc)},
 	{"Wait", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
 		return isYes(s.Wait(ctx, r))
 	}},
-	{"Settle", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		return isOK(s.Settle(ctx, paid(r).Receipt, r.Count+1))
-	}},
 	{"PauseEach", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		until, err := s.PauseEach(ctx, []ratelimit.Request{r, slow("another", 10).For("")}, time.Hour)
-		return !until.IsZero(), err
+		return said(s.PauseEach(ctx, []ratelimit.Request{r, aside}, time.Hour))
 	}},
 	{"CheckEach", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
 		statuses, err := s.CheckEach(ctx, r, r)
@@ -112,9 +127,13 @@ var ownVerbs = []ownVerb{
 		return told, err
 	}},
 	{"Prune", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		n, err := s.Prune(ctx, r.Limit)
-		return n != 0, err
+		return said(s.Prune(ctx, r.Limit))
 	}},
+}
+
+// verbNamed is one of ownVerbs.
+func verbNamed(name string) ownVerb {
+	return ownVerbs[slices.IndexFunc(ownVerbs, func(v ownVerb) bool { return v.name == name })]
 }
 
 // tableVerbs are those that take no definition, in the same way.
@@ -124,210 +143,33 @@ var tableVerbs = []ownVerb{
 		return names != nil, err
 	}},
 	{"Forget", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		n, err := s.Forget(ctx, ratelimit.NameOf(r.Limit))
-		return n != 0, err
+		return said(s.Forget(ctx, ratelimit.NameOf(r.Limit)))
 	}},
 	{"Ready", func(ctx context.Context, s *pgstore.Store, _ ratelimit.Request) (bool, error) {
 		return false, s.Ready(ctx)
 	}},
 }
 
-// verbsInTx are all verbs in a transaction, in the same way.
-var verbsInTx = []struct {
-	name string
-	do   func(context.Context, *pgstore.Store, pgx.Tx, ratelimit.Request) (ok bool, err error)
-}{
-	{"AllowTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		return isYes(s.AllowTx(ctx, tx, r))
-	}},
-	{"AllowTx several", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		return isYes(s.AllowTx(ctx, tx, r, slow("another", 10).For("")))
-	}},
-	{"ReserveTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		return isYes(s.ReserveTx(ctx, tx, r))
-	}},
-	{"CheckTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		return isOK(s.CheckTx(ctx, tx, r))
-	}},
-	{"CheckReserveTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		return isOK(s.CheckReserveTx(ctx, tx, r))
-	}},
-	{"ResetTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		return false, s.ResetTx(ctx, tx, r.Limit, r.Key)
-	}},
-	{"CreditTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		status, err := s.CreditTx(ctx, tx, r)
-		return status.OK, err
-	}},
-	{"CancelTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		return s.CancelTx(ctx, tx, paid(r).Receipt)
-	}},
-	{"TakeTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		err := s.TakeTx(ctx, tx, r)
-		return err == nil, err
-	}},
-	{"AllowAtMostTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		result, err := s.AllowAtMostTx(ctx, tx, r)
-		return result.OK || result.Taken != 0 || result.Receipt != nil, err
-	}},
-	{"AllowFirstTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		return isYes(s.AllowFirstTx(ctx, tx, r, slow("another", 10).For("")))
-	}},
-	{"SettleTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		return isOK(s.SettleTx(ctx, tx, paid(r).Receipt, r.Count+1))
-	}},
-	{"PauseEachTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		until, err := s.PauseEachTx(ctx, tx, []ratelimit.Request{r, slow("another", 10).For("")}, time.Hour)
-		return !until.IsZero(), err
-	}},
-	{"PauseTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		until, err := s.PauseTx(ctx, tx, r.Limit, r.Key, time.Hour)
-		return !until.IsZero(), err
-	}},
-	{"ResumeTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		return false, s.ResumeTx(ctx, tx, r.Limit, r.Key)
-	}},
-}
-
-// paid is a result that can be cancelled.
-func paid(r ratelimit.Request) ratelimit.Result {
-	payment := receipt.Payment{
-		Limit:  &receipt.Limit{Definition: bucket.Definition(r.Limit.Definition()), Key: r.Key},
-		Tokens: r.Count,
-	}
-	return ratelimit.Result{Receipt: receipt.New([]receipt.Payment{payment}, nil, "", nil, time.Time{})}
-}
-
-// wantClosed asks all verbs on their own, and wants an error from each.
-func wantClosed(t *testing.T, ctx func() (context.Context, context.CancelFunc), store *pgstore.Store, want error) {
-	t.Helper()
-	var group sync.WaitGroup // all of them wait at the same time
-	for _, limit := range []ratelimit.Limit{slow("bucket", 10), slowWindow("window", 10), shardedSlow("shards", 10, 2)} {
-		for _, verb := range append(tableVerbs, ownVerbs...) {
-			group.Go(func() {
-				ctx, cancel := ctx()
-				defer cancel()
-				ok, err := verb.do(ctx, store, limit.For("k"))
-				if ok || err == nil || want != nil && !errors.Is(err, want) {
-					t.Errorf("%s of %s: got OK %v, error %v; want error %v", verb.name, limit.Definition().Name, ok, err, want)
-				}
-			})
-		}
-	}
-	group.Wait()
+// paid is the receipt of what was not taken, which can be cancelled.
+func paid(r ratelimit.Request) *ratelimit.Receipt {
+	limit := &receipt.Limit{Definition: bucket.Definition(r.Limit.Definition()), Key: r.Key}
+	return receipt.New([]receipt.Payment{{Limit: limit, Tokens: r.Count}}, nil, "", nil, time.Time{})
 }
 
 // soon is a context with a deadline that a server that answers would keep.
-func soon(t *testing.T) func() (context.Context, context.CancelFunc) {
-	return func() (context.Context, context.CancelFunc) { return context.WithTimeout(t.Context(), 20*time.Second) }
+func soon(t *testing.T) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(t.Context(), 20*time.Second)
 }
 
 // shortly is a context for those who wait in vain.
-func shortly(t *testing.T) func() (context.Context, context.CancelFunc) {
-	return func() (context.Context, context.CancelFunc) {
-		return context.WithTimeout(t.Context(), 30*time.Millisecond)
-	}
+func shortly(t *testing.T) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(t.Context(), 30*time.Millisecond)
 }
 
-func over(t *testing.T) func() (context.Context, context.CancelFunc) {
-	return func() (context.Context, context.CancelFunc) {
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		return ctx, cancel
-	}
-}
-
-// bothStores are a Store of each Config that takes other ways.
-func bothStores(t *testing.T, db *pgtest.DB) map[string]*pgstore.Store {
-	t.Helper()
-	return map[string]*pgstore.Store{"default": newStore(t, db), "portable": newStore(t, db, portable)}
-}
-
-func TestFailClosedWithoutPool(t *testing.T) {
-	t.Parallel()
-	for name, store := range bothStores(t, &pgtest.DB{}) {
-		t.Run(name, func(t *testing.T) { wantClosed(t, soon(t), store, pgstore.ErrNoPool) })
-	}
-}
-
-func TestFailClosedWhenNotMigrated(t *testing.T) {
-	t.Parallel()
-	db := pgtest.NewEmpty(t)
-	for name, store := range bothStores(t, db) {
-		t.Run(name, func(t *testing.T) { wantClosed(t, soon(t), store, pgstore.ErrNotMigrated) })
-		for _, verb := range verbsInTx {
-			t.Run(name+"/"+verb.name, func(t *testing.T) {
-				ok, err := verb.do(t.Context(), store, begin(t, db, pgx.ReadCommitted), slow("bucket", 10).For("k"))
-				if ok || !errors.Is(err, pgstore.ErrNotMigrated) || !strings.Contains(fmt.Sprint(err), "ratelimit migrate up") {
-					t.Errorf("got OK %v, error %v, want %v", ok, err, pgstore.ErrNotMigrated)
-				}
-			})
-		}
-	}
-}
-
-func TestFailClosedWhenCancelled(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	for name, store := range bothStores(t, db) {
-		t.Run(name, func(t *testing.T) { wantClosed(t, over(t), store, context.Canceled) })
-		for _, verb := range verbsInTx {
-			t.Run(name+"/"+verb.name, func(t *testing.T) {
-				ctx, cancel := over(t)()
-				defer cancel()
-				ok, err := verb.do(ctx, store, begin(t, db, pgx.ReadCommitted), slow("bucket", 10).For("k"))
-				if ok || !errors.Is(err, context.Canceled) {
-					t.Errorf("got OK %v, error %v, want %v", ok, err, context.Canceled)
-				}
-			})
-		}
-	}
-	if got := tableOf(t, db); len(got) != 0 {
-		t.Errorf("got rows %q, want none", got)
-	}
-	idle(t, db.Pool)
-}
-
-func TestFailClosedInEndedTransaction(t *testing.T) {
-	t.Parallel()
-	db, store := setUp(t)
-	for _, verb := range verbsInTx {
-		t.Run(verb.name, func(t *testing.T) {
-			tx := begin(t, db, pgx.ReadCommitted)
-			must(t, tx.Commit(t.Context()))
-			ok, err := verb.do(t.Context(), store, tx, slow("bucket", 10).For("k"))
-			if ok || !errors.Is(err, pgx.ErrTxClosed) {
-				t.Errorf("got OK %v, error %v, want %v", ok, err, pgx.ErrTxClosed)
-			}
-		})
-		t.Run(verb.name+" after an error", func(t *testing.T) {
-			tx := begin(t, db, pgx.ReadCommitted)
-			if err := raise(t.Context(), "P0001")(tx); err == nil {
-				t.Fatal("got no error, want one")
-			}
-			ok, err := verb.do(t.Context(), store, tx, slow("bucket", 10).For("k"))
-			if ok || codeOf(err) != "25P02" {
-				t.Errorf("got OK %v, error %v, want code 25P02", ok, err)
-			}
-		})
-	}
-	if got := tableOf(t, db); len(got) != 0 {
-		t.Errorf("got rows %q, want none", got)
-	}
-}
-
-func TestFailClosedWhenPoolIsExhausted(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t, maxConns(1))
-	conn, err := db.Pool.Acquire(t.Context())
-	must(t, err)
-	for name, store := range bothStores(t, db) {
-		t.Run(name, func(t *testing.T) { wantClosed(t, shortly(t), store, context.DeadlineExceeded) })
-	}
-	conn.Release()
-	if got := tableOf(t, db); len(got) != 0 {
-		t.Errorf("got rows %q, want none", got)
-	}
+func over(t *testing.T) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	return ctx, cancel
 }
 
 // address is a pool of connections to an address where no PostgreSQL is.
@@ -336,23 +178,96 @@ func address(t *testing.T, l net.Listener) *pgtest.DB {
 	return &pgtest.DB{Schema: "none", Pool: newPool(t, fmt.Sprintf("postgres://nobody@%s/none?sslmode=disable", l.Addr()))}
 }
 
-func TestFailClosedWhenRefused(t *testing.T) {
-	t.Parallel()
+// listen listens where nobody accepts.
+func listen(t *testing.T) net.Listener {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
-	l.Close() // so connections are refused
-	for name, store := range bothStores(t, address(t, l)) {
-		t.Run(name, func(t *testing.T) { wantClosed(t, soon(t), store, nil) })
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+// Whatever is wrong with the database, no verb says yes, and none changes anything.
+func TestFailClosed(t *testing.T) {
+	t.Parallel()
+	db, exhausted, silent, refused := pgtest.New(t), pgtest.New(t, maxConns(1)), listen(t), listen(t)
+	must(t, refused.Close())
+	conn, err := exhausted.Pool.Acquire(t.Context())
+	must(t, err)
+	for name, test := range map[string]struct {
+		db   *pgtest.DB
+		ctx  func(*testing.T) (context.Context, context.CancelFunc)
+		want error
+	}{
+		"without a pool": {&pgtest.DB{}, soon, pgstore.ErrNoPool},
+		"not migrated":   {pgtest.NewEmpty(t), soon, pgstore.ErrNotMigrated},
+		"cancelled":      {db, over, context.Canceled},
+		"exhausted":      {exhausted, shortly, context.DeadlineExceeded},
+		"refused":        {address(t, refused), soon, nil},
+		"silent":         {address(t, silent), shortly, context.DeadlineExceeded},
+	} {
+		var group sync.WaitGroup // all of them wait at the same time
+		for _, portable := range []bool{false, true} {
+			store := newStore(t, test.db, isPortable(portable))
+			for _, limit := range []ratelimit.Limit{slow("bucket", 10), slowWindow("window", 10), shardedSlow("shards", 10, 2)} {
+				for _, verb := range append(tableVerbs, ownVerbs...) {
+					group.Go(func() {
+						ctx, cancel := test.ctx(t)
+						defer cancel()
+						ok, err := verb.do(ctx, store, limit.For("k"))
+						if ok || err == nil || test.want != nil && !errors.Is(err, test.want) {
+							t.Errorf("%s: %s of %s: got OK %v, error %v; want error %v", name, verb.name, ratelimit.NameOf(limit), ok, err, test.want)
+						}
+					})
+				}
+			}
+		}
+		group.Wait()
+	}
+	conn.Release()
+	for _, db := range []*pgtest.DB{db, exhausted} {
+		if idle(t, db.Pool); len(tableOf(t, db)) != 0 {
+			t.Errorf("got rows %q, want none", tableOf(t, db))
+		}
 	}
 }
 
-func TestFailClosedWhenSilent(t *testing.T) {
+func TestFailClosedInTransaction(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0") // where nobody accepts
-	must(t, err)
-	defer l.Close()
-	for name, store := range bothStores(t, address(t, l)) {
-		t.Run(name, func(t *testing.T) { wantClosed(t, shortly(t), store, context.DeadlineExceeded) })
+	db, empty := pgtest.New(t), pgtest.NewEmpty(t)
+	for name, test := range map[string]struct {
+		db     *pgtest.DB
+		before func(*testing.T, pgx.Tx) (context.Context, context.CancelFunc)
+		is     func(error) bool
+	}{
+		"not migrated": {empty, func(t *testing.T, _ pgx.Tx) (context.Context, context.CancelFunc) { return soon(t) }, func(err error) bool {
+			return errors.Is(err, pgstore.ErrNotMigrated) && strings.Contains(err.Error(), "ratelimit migrate up")
+		}},
+		"cancelled": {db, func(t *testing.T, _ pgx.Tx) (context.Context, context.CancelFunc) { return over(t) }, func(err error) bool { return errors.Is(err, context.Canceled) }},
+		"ended": {db, func(t *testing.T, tx pgx.Tx) (context.Context, context.CancelFunc) {
+			must(t, tx.Commit(t.Context()))
+			return soon(t)
+		}, func(err error) bool { return errors.Is(err, pgx.ErrTxClosed) }},
+		"after an error": {db, func(t *testing.T, tx pgx.Tx) (context.Context, context.CancelFunc) {
+			_ = raise(t.Context(), "P0001")(tx)
+			return soon(t)
+		}, func(err error) bool { return codeOf(err) == "25P02" }},
+	} {
+		for _, portable := range []bool{false, true} {
+			store := newStore(t, test.db, isPortable(portable))
+			for _, verb := range verbsInTx {
+				tx := begin(t, test.db, pgx.ReadCommitted)
+				ctx, cancel := test.before(t, tx)
+				if ok, err := verb.do(ctx, store, tx, slow("bucket", 10).For("k")); ok || !test.is(err) {
+					t.Errorf("%s, portable %v: %s: got OK %v, error %v", name, portable, verb.name, ok, err)
+				}
+				cancel()
+				_ = tx.Rollback(t.Context())
+			}
+		}
+	}
+	if got := tableOf(t, db); len(got) != 0 {
+		t.Errorf("got rows %q, want none", got)
 	}
 }
 
@@ -412,26 +327,20 @@ func neverCalls() map[string][]ratelimit.Request {
 
 // takesAndChecks are the verbs that take several requests, in both forms.
 func takesAndChecks(ctx context.Context, store *pgstore.Store, tx pgx.Tx) map[string]func(...ratelimit.Request) (ratelimit.Result, error) {
-	type inTx = func(context.Context, pgx.Tx, ...ratelimit.Request) (ratelimit.Result, error)
-	type own = func(context.Context, ...ratelimit.Request) (ratelimit.Result, error)
-	type run = func(context.Context, []ratelimit.Request, func(pgx.Tx, ratelimit.Result) error) (ratelimit.Result, error)
-	verbs := make(map[string]func(...ratelimit.Request) (ratelimit.Result, error))
-	for name, verb := range map[string]inTx{
-		"AllowTx": store.AllowTx, "ReserveTx": store.ReserveTx, "CheckTx": store.CheckTx, "CheckReserveTx": store.CheckReserveTx,
-	} {
-		verbs[name] = func(r ...ratelimit.Request) (ratelimit.Result, error) { return verb(ctx, tx, r...) }
-	}
-	for name, verb := range map[string]own{
-		"Allow": store.Allow, "Reserve": store.Reserve, "Check": store.Check, "CheckReserve": store.CheckReserve,
-	} {
-		verbs[name] = func(r ...ratelimit.Request) (ratelimit.Result, error) { return verb(ctx, r...) }
-	}
-	for name, verb := range map[string]run{"AllowFunc": store.AllowFunc, "ReserveFunc": store.ReserveFunc} {
-		verbs[name] = func(r ...ratelimit.Request) (ratelimit.Result, error) {
-			return verb(ctx, r, func(pgx.Tx, ratelimit.Result) error { panic("a bad call ran") })
+	all := make(map[string]func(...ratelimit.Request) (ratelimit.Result, error))
+	for form, s := range map[string]verbs{"": store, "Tx": txVerbs{store, tx}} {
+		for name, verb := range map[string]func(verbs, context.Context, ...ratelimit.Request) (ratelimit.Result, error){
+			"Allow": verbs.Allow, "Reserve": verbs.Reserve, "Check": verbs.Check, "CheckReserve": verbs.CheckReserve,
+		} {
+			all[name+form] = func(r ...ratelimit.Request) (ratelimit.Result, error) { return verb(s, ctx, r...) }
 		}
 	}
-	return verbs
+	for name, run := range map[string]runner{"AllowFunc": store.AllowFunc, "ReserveFunc": store.ReserveFunc} {
+		all[name] = func(r ...ratelimit.Request) (ratelimit.Result, error) {
+			return run(ctx, r, func(pgx.Tx, ratelimit.Result) error { panic("a bad call ran") })
+		}
+	}
+	return all
 }
 
 // hasCount is the verbs on their own, and in a transaction, that take a count.
@@ -556,7 +465,7 @@ func TestRunnerLosesConnectionBeforeBegin(t *testing.T) {
 			if name == "AllowOnCommit" {
 				run = onCommit(s.store, "")
 			}
-			r.interfere(nil, func(int) relay.Fate { return relay.Fatal })
+			r.interfere(func(int) relay.Fate { return relay.Fatal })
 			result, err := run(t.Context(), s.requests(), s.order(t.Context(), nothing))
 			if result.OK || codeOf(err) != "08P01" {
 				t.Errorf("got OK %v, error %v, want code 08P01", result.OK, err)
@@ -565,78 +474,36 @@ func TestRunnerLosesConnectionBeforeBegin(t *testing.T) {
 	}
 }
 
-// The server ends the connection during the COMMIT, and so rolls back.
-func TestRunnerLosesConnectionAtCommit(t *testing.T) {
-	t.Parallel()
-	s := newShop(t, 10)
-	s.atCommit(t, 1, `PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(20)`)
-	result, err := s.store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), nothing))
-	if err == nil || result.OK || codeOf(err) != "57P01" {
-		t.Errorf("got OK %v, error %v, want code 57P01", result.OK, err)
-	}
-	s.wantRuns(t, 1)
-	s.want(t, 0)
-	idle(t, s.Pool)
-}
-
-// cutter loses connections as COMMIT is sent over them: the message itself,
-// or the server's reply to it.
-type cutter struct {
-	net.Conn
-	reply bool
-	armed *atomic.Bool
-}
-
-func (c *cutter) Write(p []byte) (n int, err error) {
-	if !bytes.Contains(bytes.ToLower(p), []byte("commit")) || !c.armed.CompareAndSwap(true, false) {
-		return c.Conn.Write(p)
-	}
-	if c.reply {
-		if n, err = c.Conn.Write(p); err != nil {
-			return n, err
-		}
-	}
-	return len(p), c.Conn.Close()
-}
-
 // When it is not known from the reply whether the server committed, what the
 // runner says is true all the same, and nothing runs twice.
 func TestRunnerLosesCommit(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct {
-		name  string
-		reply bool
-		want  int // orders
-	}{
-		{"the message", false, 0},
-		{"the reply", true, 1},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			s := newShop(t, 10)
-			var armed atomic.Bool
-			config := s.Pool.Config()
-			config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-				conn, err := new(net.Dialer).DialContext(ctx, network, address)
-				return &cutter{conn, test.reply, &armed}, err
-			}
-			pool, err := pgxpool.NewWithConfig(t.Context(), config)
-			must(t, err)
-			defer pool.Close()
-			store := newStore(t, &pgtest.DB{Schema: s.Schema, Pool: pool})
-			result, err := store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), func(pgx.Tx) error {
-				armed.Store(true)
+	for name, want := range map[string]int{"the message": 0, "the reply": 1} { // orders
+		t.Run(name, func(t *testing.T) {
+			r := newRelay(t)
+			db := pgtest.New(t, maxConns(2), r.through())
+			t.Cleanup(r.Close)
+			s := newShopOn(t, db, 10)
+			result, err := s.store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), func(pgx.Tx) error {
+				fate := func(n int, _ []byte) relay.Fate {
+					if n == 1 {
+						return relay.Cut
+					}
+					return relay.Pass
+				}
+				if want == 0 {
+					r.Interfere(fate, nil)
+				} else {
+					r.Interfere(nil, fate)
+				}
 				return nil
 			}))
-			if armed.Load() {
-				t.Fatal("the connection was not cut")
-			}
 			s.wantRuns(t, 1)
-			eventually(t, "the server has done with it", func() bool { return countOrders(t, s.DB, "order") == test.want })
-			s.want(t, test.want)
-			if committed := test.want == 1; (err == nil) != committed || result.OK != committed {
+			s.want(t, want)
+			if committed := want == 1; (err == nil) != committed || result.OK != committed {
 				t.Errorf("got OK %v, error %v, want OK %v", result.OK, err, committed)
 			}
-			idle(t, pool)
+			idle(t, db.Pool)
 		})
 	}
 }

@@ -10,14 +10,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/batch"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
-	"github.com/pgratelimit/ratelimit/internal/traced"
 	"github.com/pgratelimit/ratelimit/memstore"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/engine"
@@ -108,9 +106,7 @@ func randomCall(t *testing.T, random *rand.Rand, limit ratelimit.Limit, atMost b
 		call, err = decide.New(false, r)
 		ask = func(m *memstore.Store) (ratelimit.Result, error) { return m.Allow(t.Context(), r) }
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return &engine.Pending{Call: call}, ask
 }
 
@@ -139,10 +135,7 @@ func TestGatheredOneAfterAnother(t *testing.T) {
 		now := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
 		clock := func() time.Time { return now }
 		random := rand.New(rand.NewPCG(1, 4))
-		store, err := New(db.Pool, &Config{Schema: db.Schema, Portable: portable, Clock: clock})
-		if err != nil {
-			t.Fatal(err)
-		}
+		store := open(t, db, Config{Portable: portable, Clock: clock})
 		outcomes := map[string]int{}
 		for history := range 100 {
 			limit := gathered[history%len(gathered)]
@@ -150,19 +143,13 @@ func TestGatheredOneAfterAnother(t *testing.T) {
 				await.Name = ratelimit.NameOf(limit)
 			}
 			memory := memstore.New(clock)
-			if err := store.Reset(t.Context(), limit, "k"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, store.Reset(t.Context(), limit, "k"))
 			for batch := range 6 {
 				now = now.Add(time.Duration(random.IntN(30)) * time.Second / time.Duration(1+random.IntN(20)))
 				if random.IntN(12) == 0 {
 					lasts := time.Duration(1+random.IntN(20)) * time.Second
-					if _, err := store.Pause(t.Context(), limit, "k", lasts); err != nil {
-						t.Fatal(err)
-					}
-					if _, err := memory.Pause(t.Context(), limit, "k", lasts); err != nil {
-						t.Fatal(err)
-					}
+					must(t, errOf(store.Pause(t.Context(), limit, "k", lasts)))
+					must(t, errOf(memory.Pause(t.Context(), limit, "k", lasts)))
 				}
 				var calls []*engine.Pending
 				var wants []ratelimit.Result
@@ -170,9 +157,7 @@ func TestGatheredOneAfterAnother(t *testing.T) {
 				for range 1 + random.IntN(10) {
 					call, ask := randomCall(t, random, limit, atMost)
 					want, err := ask(memory)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					calls, wants = append(calls, call), append(wants, want)
 				}
 				grant := random.IntN(3) > 0
@@ -214,20 +199,12 @@ func alike(got, want ratelimit.Result) bool {
 func TestGatheredFault(t *testing.T) {
 	db := pgtest.New(t)
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 100, Period: 24 * time.Hour}
-	store, err := New(db.Pool, &Config{Schema: db.Schema, Portable: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := store.Allow(t.Context(), limit.For("k")); err != nil {
-		t.Fatal(err)
-	}
-	_, err = db.Pool.Exec(t.Context(), `SET search_path = `+db.Schema+`;
+	store := open(t, db, Config{Portable: true})
+	must(t, store.Take(t.Context(), limit.For("k")))
+	must(t, errOf(db.Pool.Exec(t.Context(), `SET search_path = `+db.Schema+`;
 		CREATE FUNCTION fault() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''too much at once''; END';
 		CREATE TRIGGER fault BEFORE UPDATE ON rate_limits FOR EACH ROW WHEN (OLD.value - NEW.value > 6) EXECUTE FUNCTION fault();
-		RESET search_path`)
-	if err != nil {
-		t.Fatal(err)
-	}
+		RESET search_path`)))
 	var calls []*engine.Pending
 	for _, n := range []float64{1, 2, 7, 1, 3} {
 		calls = append(calls, allowTicket(t, limit.ForN("k", n)).Value)
@@ -248,10 +225,7 @@ func TestGatheredFault(t *testing.T) {
 // Calls of two plans that gather at a row are each decided by their own.
 func TestGatheredDefinitions(t *testing.T) {
 	db := pgtest.New(t)
-	store, err := New(db.Pool, &Config{Schema: db.Schema, Portable: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := open(t, db, Config{Portable: true})
 	basic := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 24 * time.Hour}
 	premium := basic
 	premium.Rate = 100
@@ -259,9 +233,7 @@ func TestGatheredDefinitions(t *testing.T) {
 	for _, r := range []ratelimit.Request{basic.ForN("k", 3), premium.ForN("k", 50), basic.ForN("k", 4), premium.ForN("k", 1), basic.ForN("k", 5)} {
 		calls = append(calls, allowTicket(t, r).Value)
 	}
-	gather(t, func(ctx context.Context, tickets []*engine.Ticket) {
-		probe(store).Server(&theRow)(ctx, tickets)
-	}, calls...)
+	gather(t, probe(store).Server(&theRow), calls...)
 	// The basic plan makes the row, with ten tokens, and the premium one finds what is left.
 	for i, want := range []bool{true, false, true, true, false} {
 		got := calls[i]
@@ -274,20 +246,13 @@ func TestGatheredDefinitions(t *testing.T) {
 // A flood of calls that are refused writes next to nothing.
 func TestGatheredRefusals(t *testing.T) {
 	db := pgtest.New(t)
-	store, err := New(db.Pool, &Config{Schema: db.Schema, Portable: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := open(t, db, Config{Portable: true})
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 1, Period: 24 * time.Hour}
-	if _, err := store.Allow(t.Context(), limit.For("k")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, store.Take(t.Context(), limit.For("k")))
 	row := probe(store).Server(&theRow)
 	version := func() (version string) {
 		t.Helper()
-		if err := db.Pool.QueryRow(t.Context(), "SELECT concat_ws(' ', xmin, xmax, ctid) FROM "+db.Schema+".rate_limits").Scan(&version); err != nil {
-			t.Fatal(err)
-		}
+		must(t, db.Pool.QueryRow(t.Context(), "SELECT concat_ws(' ', xmin, xmax, ctid) FROM "+db.Schema+".rate_limits").Scan(&version))
 		return version
 	}
 	for round, before := 0, ""; round < 3; round++ {
@@ -295,9 +260,7 @@ func TestGatheredRefusals(t *testing.T) {
 		for range 5 {
 			calls = append(calls, allowTicket(t, limit.For("k")).Value)
 		}
-		gather(t, func(ctx context.Context, tickets []*engine.Ticket) {
-			row(ctx, tickets)
-		}, calls...)
+		gather(t, row, calls...)
 		for _, call := range calls {
 			if call.Err != nil || call.Result.OK || call.Result.RetryAfter <= 0 {
 				t.Errorf("got %+v, error %v, want a refusal", call.Result.Status, call.Err)
@@ -311,34 +274,19 @@ func TestGatheredRefusals(t *testing.T) {
 	}
 }
 
-// onLook is a tracer that does something when a row is looked at.
-type onLook struct {
-	traced.Statements
-	do func()
-}
-
-func (o *onLook) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	o.do()
-	return ctx
-}
-
 // Who gives up between two statements for those who gathered is not charged.
 func TestGatheredGivingUp(t *testing.T) {
+	var sends onSend
 	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = &onLook{do: cancel} }))
-	store, err := New(db.Pool, &Config{Schema: db.Schema, Portable: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = &sends }))
+	store := open(t, db, Config{Portable: true})
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 6, Period: 24 * time.Hour}
-	if _, err := store.Allow(t.Context(), limit.For("k")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, store.Take(t.Context(), limit.For("k")))
 	join, goOn := gathering(t, func(ctx context.Context, tickets []*engine.Ticket) {
 		probe(store).DecideAll(ctx, tickets, true, &theRow)
 	})
-	join(ctx, allowTicket(t, limit.ForN("k", 4)).Value)
+	gone := join(ctx, allowTicket(t, limit.ForN("k", 4)).Value)
+	sends.after(0, func() { cancel(); <-gone })
 	stays := allowTicket(t, limit.ForN("k", 2)).Value
 	join(t.Context(), stays)
 	goOn()

@@ -34,8 +34,9 @@ func TestNoTypeShowsKeys(t *testing.T) {
 // No error names a key, and each that is exported is provoked with one.
 func TestNoErrorShowsKeys(t *testing.T) {
 	pgtest.Long(t)
-	var outage outage
-	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.DialFunc = outage.dial }))
+	r := newRelay(t)
+	db := pgtest.New(t, r.through())
+	t.Cleanup(r.Close)
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Timeout: 200 * time.Millisecond, RetryBudget: 200 * time.Millisecond})
 	must(t, err)
 	request := slow("l", 100).For(leak.Key)
@@ -61,7 +62,7 @@ func TestNoErrorShowsKeys(t *testing.T) {
 		"ErrLocked":      {Is: pgstore.ErrLocked, Err: locked},
 	}
 	_, unknown := store.AllowFunc(t.Context(), []ratelimit.Request{request}, func(pgx.Tx, ratelimit.Result) error {
-		outage.begun.Store(true)
+		r.lose()
 		return nil
 	})
 	provoked["ErrOutcomeUnknown"] = leak.Provoked{Is: pgstore.ErrOutcomeUnknown, Err: unknown}

@@ -32,16 +32,16 @@ func TestProbe(t *testing.T) {
 	held.Release()
 
 	silence := func(int) relay.Fate { return relay.Silence }
-	r.interfere(nil, silence)
+	r.interfere(silence)
 	ctx := within(t, 200*time.Millisecond)
 	if err := s.store.Probe(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("through a silent network: Probe() = %v, want its deadline", err)
 	}
-	r.interfere(nil, func(int) relay.Fate { return relay.Cut }) // as by a balancer without a server
+	r.interfere(func(int) relay.Fate { return relay.Cut }) // as by a balancer without a server
 	if err := s.store.Probe(t.Context()); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("on a connection that ends: Probe() = %v, want io.ErrUnexpectedEOF", err)
 	}
-	r.interfere(nil, nil)
+	r.Interfere(nil, nil)
 	opened := s.Pool.Stat().NewConnsCount()
 	held = acquireConn(t, s.Pool)
 	ctx = within(t, 200*time.Millisecond)
