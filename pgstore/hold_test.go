@@ -131,27 +131,8 @@ func TestHoldTellsThatTheLeaseIsLost(t *testing.T) {
 // one has a permit that many wait for.
 var one = ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Minute}
 
-// Who waits is served in order of arrival.
-func TestAcquireWaitInOrder(t *testing.T) {
-	t.Parallel()
-	holdDatabases(t, func(t *testing.T, store *pgstore.Store, _ *pgtest.DB) {
-		held := takePermit(t, store.Permits(), one, "k")
-		served := lineUp(t, store.Permits(), func(came int) {
-			eventually(t, "all stand in line", func() bool { return store.WaitingForPermits(one.Name, "k") == came })
-		})
-		served(held)
-	})
-	t.Run("memstore", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			store := memstore.New(nil)
-			held := takePermit(t, store.Permits(), one, "k")
-			served := lineUp(t, store.Permits(), func(int) { synctest.Wait() })
-			served(held)
-		})
-	})
-}
-
-// Who comes while somebody asks stands in line behind that caller, however long the answer takes.
+// Who waits is served in order of arrival. Who comes while somebody asks stands in line behind that
+// caller, however long the answer takes.
 func TestAcquireWaitInOrderBesideASlowAnswer(t *testing.T) {
 	t.Parallel()
 	holdDatabases(t, func(t *testing.T, store *pgstore.Store, db *pgtest.DB) {
@@ -303,7 +284,7 @@ func TestCloseEndsWaitsForPermits(t *testing.T) {
 		_, err := store.Permits().AcquireWait(t.Context(), one.For("k"))
 		waited <- err
 	}()
-	time.Sleep(50 * time.Millisecond)
+	eventually(t, "it waits", func() bool { return store.WaitingForPermits(one.Name, "k") == 1 })
 	store.Close()
 	if err := <-waited; !errors.Is(err, pgstore.ErrClosed) {
 		t.Errorf("AcquireWait when the Store is closed: got %v, want ErrClosed", err)

@@ -45,49 +45,9 @@ func TestOneKindForAName(t *testing.T) {
 	wantLeft(t, store, bucket.For("k"), 9)
 }
 
-// A call in a transaction that waited for a row, until its context or the server's
-// lock_timeout ended that, names limit and key.
+// An error of a statement that waited for a row, until its context or the server's lock_timeout ended
+// that, names the limit whose row is locked, whatever the verb and whichever of its limits that is.
 func TestWaitInATransactionIsNamed(t *testing.T) {
-	t.Parallel()
-	db, store := setUp(t)
-	limit := slow("the limit", 10)
-	mustAllow(t, store, limit.For("the key"))
-	holder := begin(t, db, pgx.ReadCommitted)
-	must(t, errOf(store.AllowTx(t.Context(), holder, limit.For("the key"))))
-	defer end(t, holder.Rollback)
-	for name, take := range map[string]func(context.Context, pgx.Tx) error{
-		"one": func(ctx context.Context, tx pgx.Tx) error { return store.TakeTx(ctx, tx, limit.For("the key")) },
-		"several": func(ctx context.Context, tx pgx.Tx) error {
-			return store.TakeTx(ctx, tx, limit.For("the key"), slow("z", 1).For(""))
-		},
-		"at most": func(ctx context.Context, tx pgx.Tx) error {
-			return errOf(store.AllowAtMostTx(ctx, tx, limit.For("the key")))
-		},
-	} {
-		for cause, limited := range map[error]func(context.Context, pgx.Tx) (context.Context, context.CancelFunc){
-			context.DeadlineExceeded: func(ctx context.Context, _ pgx.Tx) (context.Context, context.CancelFunc) {
-				return context.WithTimeout(ctx, 50*time.Millisecond)
-			},
-			pgstore.ErrLocked: func(ctx context.Context, tx pgx.Tx) (context.Context, context.CancelFunc) {
-				must(t, errOf(tx.Exec(ctx, "SET LOCAL lock_timeout = 10")))
-				return context.WithCancel(ctx)
-			},
-		} {
-			tx := begin(t, db, pgx.ReadCommitted)
-			ctx, cancel := limited(t.Context(), tx)
-			err := take(ctx, tx)
-			if !errors.Is(err, cause) || !strings.Contains(err.Error(), `limit "the limit"`) || strings.Contains(err.Error(), "the key") {
-				t.Errorf("%s: got %v, want %v that names the limit and not the key", name, err, cause)
-			}
-			cancel()
-			_ = tx.Rollback(t.Context())
-		}
-	}
-}
-
-// An error of a statement that the server's lock_timeout ended is ErrLocked, and names the limit whose
-// row is locked, whatever the verb and whichever of its limits that is.
-func TestLockTimeoutIsNamed(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
@@ -135,13 +95,20 @@ func TestLockTimeoutIsNamed(t *testing.T) {
 				return errOf(store.ReplaceTx(ctx, tx, change(a), change(b)))
 			},
 		} {
-			tx := begin(t, db, pgx.ReadCommitted)
-			mustExec(t, tx, "SET LOCAL lock_timeout = 10")
-			err := do(t.Context(), tx)
-			if !isLocked(err) || !strings.Contains(err.Error(), strconv.Quote(l.Name)) || strings.Contains(err.Error(), key) {
-				t.Errorf("%s, %s is locked: got %v, want ErrLocked that names it", verb, l.Name, err)
+			for cause, bounded := range map[error]func(pgx.Tx) context.Context{
+				context.DeadlineExceeded: func(pgx.Tx) context.Context { return within(t, 20*time.Millisecond) },
+				pgstore.ErrLocked: func(tx pgx.Tx) context.Context {
+					mustExec(t, tx, "SET LOCAL lock_timeout = 10")
+					return t.Context()
+				},
+			} {
+				tx := begin(t, db, pgx.ReadCommitted)
+				err := do(bounded(tx), tx)
+				if !errors.Is(err, cause) || !strings.Contains(err.Error(), strconv.Quote(l.Name)) || strings.Contains(err.Error(), key) {
+					t.Errorf("%s, %s is locked: got %v, want %v that names it", verb, l.Name, err, cause)
+				}
+				_ = tx.Rollback(t.Context())
 			}
-			end(t, tx.Rollback)
 		}
 		end(t, holder.Rollback)
 	}

@@ -340,27 +340,3 @@ func TestQueueTakeShadow(t *testing.T) {
 		t.Errorf("%d rows of work, want 6", n)
 	}
 }
-
-// TestQueueTakeReceipt cancels takes of batches that were committed and rolled back.
-func TestQueueTakeReceipt(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	workTable(t, db)
-	store := newStore(t, db)
-	limit := slow("api", 10)
-	result, err := takeBetween(t.Context(), db, store, db.Pool, limit.ForN("k", 4))
-	must(t, err)
-	if cancelled, err := store.Cancel(t.Context(), result.Receipt); !cancelled || err != nil {
-		t.Errorf("got %v and %v", cancelled, err)
-	}
-	wantLeft(t, store, limit.ForN("k", 0), 10)
-	tx := begin(t, db, pgx.Serializable)
-	if result, err = takeBetween(t.Context(), db, store, tx, limit.ForN("k", 4)); err != nil {
-		t.Fatal(err)
-	}
-	must(t, tx.Rollback(t.Context()))
-	if cancelled, err := store.Cancel(t.Context(), result.Receipt); cancelled || err != nil {
-		t.Errorf("rolled back: got %v and %v", cancelled, err)
-	}
-	wantLeft(t, store, limit.ForN("k", 0), 10)
-}

@@ -35,33 +35,6 @@ func eachKind(t *testing.T, test func(t *testing.T, db *pgtest.DB, c *clock, sto
 	}
 }
 
-func TestCancelInTransaction(t *testing.T) {
-	t.Parallel()
-	eachKind(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store, l ratelimit.Limit) {
-		ctx := t.Context()
-		result, err := store.Allow(ctx, l.ForN("k", 7))
-		mustTake(t, result, err)
-
-		tx := begin(t, db, pgx.Serializable)
-		for _, want := range []bool{true, false} { // twice in the same transaction too
-			cancelled, err := store.CancelTx(ctx, tx, result.Receipt)
-			wantSaid(t, "in a transaction", cancelled, err, want)
-		}
-		must(t, tx.Rollback(ctx))
-		wantLeft(t, store, l.ForN("k", 0), 5)
-
-		tx = begin(t, db, pgx.ReadCommitted)
-		cancelled, err := store.CancelTx(ctx, tx, result.Receipt)
-		wantSaid(t, "again, after the roll-back", cancelled, err, true)
-		must(t, tx.Commit(ctx))
-		for range 2 {
-			cancelled, err = store.Cancel(ctx, result.Receipt)
-			wantSaid(t, "after the commit", cancelled, err, false)
-		}
-		wantLeft(t, store, l.ForN("k", 0), 12)
-	})
-}
-
 // TestCancelFindsItsShard: what is given back goes where it came from, so that
 // all rows are as they were before.
 func TestCancelFindsItsShard(t *testing.T) {
