@@ -90,41 +90,6 @@ func TestPortableLockedRowStallsNobodyElse(t *testing.T) {
 	wantLeft(t, h.store, h.limit.ForN("held", 0), 1000-1-callers)
 }
 
-// Who gives up while another's statement is under way gets an answer at once, and is not
-// charged.
-func TestPortableGivingUp(t *testing.T) {
-	t.Parallel()
-	h := newHeldRow(t)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if result, err := h.store.Allow(t.Context(), h.limit.For("held")); err != nil || !result.OK {
-			t.Errorf("got OK %v, error %v, want a grant", result.OK, err)
-		}
-	})
-	eventually(t, "it waits for the row", func() bool { return h.waiting(t) == 1 })
-	ctx, cancel := context.WithCancel(t.Context())
-	var gaveUp sync.WaitGroup
-	for range 20 {
-		gaveUp.Go(func() {
-			if result, err := h.store.Allow(ctx, h.limit.For("held")); result.OK || !errors.Is(err, context.Canceled) {
-				t.Errorf("got OK %v, error %v, want %v", result.OK, err, context.Canceled)
-			}
-		})
-	}
-	wg.Go(func() { // and one who stays among them
-		if result, err := h.store.Allow(t.Context(), h.limit.For("held")); err != nil || !result.OK {
-			t.Errorf("got OK %v, error %v, want a grant", result.OK, err)
-		}
-	})
-	cancel()
-	gaveUp.Wait() // while the row is locked
-	h.release(t)
-	wg.Wait()
-	h.store.Close()
-	wantLeft(t, newStore(t, h.db), h.limit.ForN("held", 0), 1000-3)
-	idle(t, h.db.Pool)
-}
-
 // So does the one whose statement waits for the row, and its statement ends with it: one that has
 // begun, as the server does nothing about a request to cancel what it has yet to read.
 func TestPortableGivingUpAtTheRow(t *testing.T) {

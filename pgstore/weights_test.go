@@ -331,54 +331,6 @@ func TestWaiterOfOneIsServed(t *testing.T) {
 	work.Wait()
 }
 
-// A process that has had the turn to collect leaves the next one to another that waits.
-func TestCollectorsOfTwoProcessesTakeTurns(t *testing.T) {
-	db := pgtest.New(t, maxConns(8))
-	holder, store, other := newStore(t, db).Permits(), newStore(t, db), newStore(t, db)
-	limit := ratelimit.InFlight{Name: "turns", Limit: 4, Lease: time.Hour}
-	for _, key := range strings.Split("abcdef", "") {
-		t.Run(key, func(t *testing.T) {
-			t.Parallel()
-			held := request(t, holder, limit.For(key))
-			served := make(chan *pgstore.Store, 2)
-			wait := func(ctx context.Context, store *pgstore.Store, waiting int) {
-				go func() {
-					permit, err := store.Permits().AcquireWait(ctx, limit.ForN(key, 4))
-					if err == nil {
-						err = store.Permits().Release(t.Context(), permit)
-					}
-					if err != nil && !errors.Is(err, context.Canceled) {
-						t.Error(err)
-					}
-					served <- store
-				}()
-				eventually(t, "it waits", func() bool { return store.WaitingForPermits("turns", key) == waiting })
-			}
-			collects := func() (turn float64) {
-				sql := "SELECT coalesce(max(value), 0) FROM " + db.Schema + ".rate_limits WHERE name = 'turns' AND key = $1 AND shard = 10001 AND ts > now()"
-				should(t, db.Pool.QueryRow(t.Context(), sql, key).Scan(&turn))
-				return turn
-			}
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			wait(ctx, store, 1)
-			eventually(t, "it collects", func() bool { return collects() > 0 })
-			first := collects()
-			wait(t.Context(), store, 2)
-			wait(t.Context(), other, 1)
-			time.Sleep(300 * time.Millisecond) // for as long the other may look afterwards
-			cancel()
-			<-served
-			eventually(t, "another collects", func() bool { return collects() > first })
-			should(t, holder.Release(t.Context(), held))
-			if got := <-served; got != other {
-				t.Error("the process that had the turn has the next one as well")
-			}
-			<-served
-		})
-	}
-}
-
 // floodAndHold holds 8 of 10 permits by a store, while others hold one each by that and another.
 func floodAndHold(t *testing.T, store, other permits) {
 	limit := ratelimit.InFlight{Name: "flood", Limit: 10, Lease: time.Hour}

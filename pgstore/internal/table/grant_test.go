@@ -59,6 +59,12 @@ func randomSlots(random *rand.Rand, d bucket.Definition) bucket.State {
 	return state
 }
 
+// grantOf is a grant to one call.
+func grantOf(r ratelimit.Request) Grant {
+	d := bucket.Definition(r.Limit.Definition())
+	return Grant{Change: decide.Change{Row: decide.Row{Key: decide.Key{Name: d.Name, Key: r.Key}}, Definition: d, Count: r.Count}, Need: r.Count}
+}
+
 // putAll writes the rows of grants.
 func putAll(t *testing.T, db *pgtest.DB, table *Table, grants []Grant, states []bucket.State) {
 	t.Helper()
@@ -69,8 +75,8 @@ func putAll(t *testing.T, db *pgtest.DB, table *Table, grants []Grant, states []
 	noError(t, db.Pool.SendBatch(t.Context(), &batch).Close())
 }
 
-// TestGrantAgrees: what groups take in one statement, or one group in one of its
-// own, is what the algebra takes, for each kind and for both at once.
+// TestGrantAgrees: what groups take in one statement, or one group in one of its own, is what the
+// algebra takes, for each kind and for several at once. A paused row grants nothing.
 func TestGrantAgrees(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
@@ -84,11 +90,17 @@ func TestGrantAgrees(t *testing.T) {
 	for _, limits := range [][]ratelimit.Limit{{bucket}, {window}, {sliding}, {quota}, {bucket, window}, {bucket, window, sliding, quota}} {
 		for n := range 100 {
 			grants, before := randomGrants(t, random, limits, 1+n%5)
+			for i := range before {
+				if random.IntN(4) == 0 { // a pause that is over now, or a microsecond later
+					before[i].Paused = now.Add(time.Duration(random.IntN(2)) * time.Microsecond)
+				}
+			}
 			putAll(t, db, table, grants, before)
 			noError(t, table.Decider().Grant(t.Context(), db.Pool, grants, false, &now))
 			for i := range grants {
 				g := &grants[i]
 				want, ok := g.Definition.Take(before[i], now, g.Count, g.Floor)
+				ok = ok && !before[i].Paused.After(now)
 				if got := g.Taken; got.OK != ok || ok && (got.After.Value != want.Value || !got.After.TS.Equal(want.TS) || !reflect.DeepEqual(got.After.Slots, want.Slots)) {
 					t.Fatalf("%v of a %s with %v: got %v, want %v %v", g.Count, g.Definition.Name, before[i], got, want, ok)
 				}
@@ -114,48 +126,6 @@ func grantInTurnTo(t *testing.T, db *pgtest.DB, table *Table, g *Grant, before b
 	return again[0].Taken
 }
 
-// TestGrantHeedsPauses: a row that is paused grants nothing, alone and among others;
-// one whose pause is over does.
-func TestGrantHeedsPauses(t *testing.T) {
-	db := pgtest.New(t)
-	table := New(db.Schema, false, time.Second)
-	for _, limit := range []ratelimit.Limit{
-		ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute},
-		ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute},
-		ratelimit.SlidingWindow{Name: "sliding", Rate: 7, Period: time.Minute},
-	} {
-		for rows := 1; rows <= 2; rows++ {
-			for lasts, want := range map[time.Duration]bool{0: true, time.Microsecond: false} {
-				for _, ok := range grantPaused(t, db, table, limit, rows, lasts) {
-					if ok != want {
-						t.Errorf("%s, %d rows, paused for another %v: got OK %v, want %v", limit.Definition().Name, rows, lasts, ok, want)
-					}
-				}
-			}
-		}
-	}
-}
-
-// grantPaused asks rows, whose pause lasts so much longer, for a token of five each.
-func grantPaused(t *testing.T, db *pgtest.DB, table *Table, limit ratelimit.Limit, rows int, lasts time.Duration) (oks []bool) {
-	t.Helper()
-	grants, states, now := make([]Grant, rows), make([]bucket.State, rows), quarterPast
-	for i := range grants {
-		call, err := decide.New(true, limit.For(fmt.Sprint(i)))
-		noError(t, err)
-		grants[i] = Grant{Change: call.Demands[0].Change(0, 0, 1), Need: 1}
-		d := &grants[i].Definition
-		states[i] = d.Spend(d.Fresh("k", now), now, 2)
-		states[i].Paused = now.Add(lasts)
-	}
-	putAll(t, db, table, grants, states)
-	noError(t, table.Decider().Grant(t.Context(), db.Pool, grants, false, &now))
-	for i := range grants {
-		oks = append(oks, grants[i].Taken.OK)
-	}
-	return oks
-}
-
 // TestGrantPassesOver: a row that another transaction has locked grants nothing, and the others
 // grant theirs. A lock behind a savepoint may not be seen: then nothing is granted.
 func TestGrantPassesOver(t *testing.T) {
@@ -173,9 +143,7 @@ func TestGrantPassesOver(t *testing.T) {
 			n := 1 + kinds/4
 			grants, states := make([]Grant, n), make([]bucket.State, n)
 			for i := range grants {
-				call, err := decide.New(false, limits[kinds>>i&1].For(fmt.Sprint(i)))
-				noError(t, err)
-				grants[i] = Grant{Change: call.Demands[0].Change(0, 0, 1), Need: 1}
+				grants[i] = grantOf(limits[kinds>>i&1].For(fmt.Sprint(i)))
 				states[i] = grants[i].Definition.Fresh("k", now)
 			}
 			putAll(t, db, table, grants, states)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
-	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
 
@@ -114,9 +113,7 @@ func TestGrantManyKeepsItsPlan(t *testing.T) {
 		grants := make([]Grant, n)
 		for i := range grants {
 			count := float64(i)
-			call, err := decide.New(false, ratelimit.TokenBucket{Name: "a", Rate: 1e9, Period: time.Second}.For(fmt.Sprint("k", i)))
-			noError(t, err)
-			grants[i] = Grant{Change: call.Demands[0].Change(0, 0, count), Need: count}
+			grants[i] = grantOf(ratelimit.TokenBucket{Name: "a", Rate: 1e9, Period: time.Second}.ForN(fmt.Sprint("k", i), count))
 		}
 		slices.SortFunc(grants, func(g, h Grant) int { return g.Row.Compare(h.Row) })
 		for range 50 { // of which the first five are planned anyway

@@ -22,7 +22,8 @@ import (
 )
 
 // What a grant prefetches is what it said, or half of what is left if that is less; and what
-// is left tells which, for each kind and for one row and several, of which some do not.
+// is left tells which, for each kind and for one row and several, of which some do not. Only rows
+// of those that do are marked.
 func TestPrefetch(t *testing.T) {
 	db := pgtest.New(t)
 	now := quarterPast
@@ -62,6 +63,8 @@ func TestPrefetch(t *testing.T) {
 			}
 			putAll(t, db, test.table, grants, before)
 			noError(t, test.table.Decider().Grant(t.Context(), db.Pool, grants, false, &now))
+			marked, ahead := 0, 0
+			noError(t, db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM "+db.Schema+".rate_limits WHERE ahead IS NOT NULL").Scan(&marked))
 			for i := range grants {
 				g := &grants[i]
 				left, ok := g.Definition.Take(before[i], now, g.Count, g.Floor)
@@ -76,6 +79,9 @@ func TestPrefetch(t *testing.T) {
 				if n := g.Taken.Prefetched; n != want || g.Taken.After.Value != left.Value-want || !g.Taken.After.TS.Equal(after.TS) || !reflect.DeepEqual(g.Taken.After.Slots, after.Slots) {
 					t.Fatalf("%v and %v besides of %v: took %v and left %v, want %v and %v", g.Count, g.Prefetch, before[i], n, g.Taken.After, want, after)
 				}
+				if g.Lasts > 0 {
+					ahead++
+				}
 				switch want {
 				case 0:
 					nothing++
@@ -85,41 +91,13 @@ func TestPrefetch(t *testing.T) {
 					halves++
 				}
 			}
+			if marked != ahead {
+				t.Fatalf("%d rows are marked, want %d", marked, ahead)
+			}
 		}
 	}
 	if min(halves, wholes, nothing) < 20 {
 		t.Errorf("%d times half, %d times all and %d times nothing, so this tests little", halves, wholes, nothing)
-	}
-}
-
-// What prefetches leaves rows alone that do not, in one statement too.
-func TestPrefetchLeavesOthersAlone(t *testing.T) {
-	db := pgtest.New(t)
-	table, now := New(db.Schema, false, time.Second), quarterPast
-	for _, limit := range []ratelimit.Limit{
-		ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Minute},
-		ratelimit.SlidingWindow{Name: "sliding", Rate: 10, Period: time.Minute},
-	} {
-		var grants []Grant
-		for _, key := range []string{"a", "b"} {
-			call, err := decide.New(false, limit.For(key))
-			noError(t, err)
-			grants = append(grants, Grant{Change: call.Demands[0].Change(0, 0, 1), Need: 1})
-		}
-		grants[0].Lasts, grants[0].Lowered, grants[0].Prefetch = time.Second, 10, 2
-		d := &grants[0].Definition
-		putAll(t, db, table, grants, []bucket.State{d.Fresh("a", now), d.Fresh("b", now)})
-		if err := table.Decider().Grant(t.Context(), db.Pool, grants, false, &now); err != nil || !grants[0].Taken.OK || !grants[1].Taken.OK {
-			t.Fatal(grants, err)
-		}
-		for _, g := range grants {
-			var out *float64
-			sql := `SELECT ahead[1] FROM ` + db.Schema + `.rate_limits WHERE name = $1 AND key = $2`
-			noError(t, db.Pool.QueryRow(t.Context(), sql, g.Name, g.Key.Key).Scan(&out))
-			if (out != nil) != (g.Lasts > 0) || out != nil && *out != 2 {
-				t.Errorf("%s of %s: %v out", g.Name, g.Key.Key, out)
-			}
-		}
 	}
 }
 
@@ -149,13 +127,11 @@ func TestReturnElsewhere(t *testing.T) {
 		if done, err := table.Return(t.Context(), db.Pool, row, &d, &r, false, &now); !done || err != nil {
 			t.Fatal(done, err)
 		}
-		rows := Rows{Rows: []decide.Row{row}}
-		noError(t, table.Read(t.Context(), db.Pool, &rows, &now))
 		want := state
 		if test.given {
 			want = d.Spend(state, now, -5)
 		}
-		if got := rows.States[0]; got.Value != want.Value || !reflect.DeepEqual(got.Slots, want.Slots) {
+		if got := read(t, db, table, row); got.Value != want.Value || !reflect.DeepEqual(got.Slots, want.Slots) {
 			t.Errorf("written %s: %v, want %v", test.key, got, want)
 		}
 	}
@@ -194,9 +170,8 @@ func TestGrantInTurnWaits(t *testing.T) {
 		for _, lasts := range []time.Duration{0, time.Second} {
 			t.Run(fmt.Sprint(limit.Definition().Name, lasts), func(t *testing.T) {
 				t.Parallel()
-				call, err := decide.New(false, limit.For(lasts.String()))
-				noError(t, err)
-				grants := []Grant{{Change: call.Demands[0].Change(0, 0, 1), Need: 1, Lasts: lasts, Lowered: 10, Prefetch: 1}}
+				grants := []Grant{grantOf(limit.For(lasts.String()))}
+				grants[0].Lasts, grants[0].Lowered, grants[0].Prefetch = lasts, 10, 1
 				putAll(t, db, table, grants, []bucket.State{grants[0].Definition.Fresh("", now)})
 				unlock := lockRow(t, db, table, grants[0].Row)
 				if err := table.Decider().Grant(t.Context(), db.Pool, grants, false, &now); err != nil || grants[0].Taken.OK {
@@ -215,6 +190,14 @@ func TestGrantInTurnWaits(t *testing.T) {
 	}
 }
 
+// read returns the state of a row.
+func read(t *testing.T, db *pgtest.DB, table *Table, row decide.Row) bucket.State {
+	t.Helper()
+	rows, now := Rows{Rows: []decide.Row{row}}, quarterPast
+	noError(t, table.Read(t.Context(), db.Pool, &rows, &now))
+	return rows.States[0]
+}
+
 // lockRow has somebody lock a row.
 func lockRow(t *testing.T, db *pgtest.DB, table *Table, row decide.Row) (unlock func()) {
 	t.Helper()
@@ -224,11 +207,7 @@ func lockRow(t *testing.T, db *pgtest.DB, table *Table, row decide.Row) (unlock 
 	if tag, err = tx.Exec(t.Context(), table.common["await"], row.Name, row.Key.Key, row.Shard); err != nil || tag.RowsAffected() != 1 {
 		t.Fatal(tag, err)
 	}
-	return func() {
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Error(err)
-		}
-	}
+	return func() { noError(t, tx.Rollback(t.Context())) }
 }
 
 // A return that is under way is heard to its end, however long it took to get there.
@@ -251,9 +230,7 @@ func TestReturnIsHeard(t *testing.T) {
 	if done, err := table.Return(ctx, db.Pool, row, &d, &r, false, &now); !done || err != nil || ctx.Err() == nil {
 		t.Fatal(done, err, ctx.Err())
 	}
-	rows := Rows{Rows: []decide.Row{row}}
-	noError(t, table.Read(t.Context(), db.Pool, &rows, &now))
-	if got := d.Refill(rows.States[0], now).Value; got != 10 {
+	if got := d.Refill(read(t, db, table, row), now).Value; got != 10 {
 		t.Errorf("there are %v, want 10", got)
 	}
 }
@@ -299,9 +276,7 @@ func TestReturnWaits(t *testing.T) {
 			}
 			noError(t, tx.Commit(t.Context()))
 			noError(t, <-returned)
-			rows := Rows{Rows: []decide.Row{row}}
-			noError(t, table.Read(t.Context(), db.Pool, &rows, &now))
-			if got := d.Refill(rows.States[0], now).Value; got != 7 {
+			if got := d.Refill(read(t, db, table, row), now).Value; got != 7 {
 				t.Errorf("%s, %s: there are %v, want 7", name, d.Name, got)
 			}
 		}
