@@ -135,58 +135,40 @@ var one = ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Minute}
 // caller, however long the answer takes.
 func TestAcquireWaitInOrderBesideASlowAnswer(t *testing.T) {
 	t.Parallel()
+	const waiters = 10
 	holdDatabases(t, func(t *testing.T, store *pgstore.Store, db *pgtest.DB) {
 		held := takePermit(t, store.Permits(), one, "k")
 		tx := begin(t, db, pgx.ReadCommitted)
 		mustExec(t, tx, "LOCK TABLE "+db.Schema+".rate_limits")
-		served := lineUp(t, store.Permits(), func(came int) {
-			eventually(t, "the first asks, and all others stand in line", func() bool {
-				return pgtest.Blocks(t, db.Pool, tx) && store.WaitingForPermits(one.Name, "k") == came-1
+		var (
+			mu    sync.Mutex
+			order []int
+			wg    sync.WaitGroup
+		)
+		for i := range waiters {
+			wg.Go(func() {
+				permit, err := store.Permits().AcquireWait(t.Context(), one.For("k"))
+				if err != nil || !permit.OK {
+					t.Errorf("waiter %d: got %v and %v", i, permit, err)
+					return
+				}
+				mu.Lock()
+				order = append(order, i)
+				mu.Unlock()
+				should(t, store.Permits().Release(t.Context(), permit))
 			})
-		})
+			eventually(t, "the first asks, and all others stand in line", func() bool {
+				return pgtest.Blocks(t, db.Pool, tx) && store.WaitingForPermits(one.Name, "k") == i
+			})
+		}
 		must(t, tx.Rollback(t.Context()))
 		eventually(t, "all stand in line", func() bool { return store.WaitingForPermits(one.Name, "k") == waiters })
-		served(held)
-	})
-}
-
-// waiters is how many line up.
-const waiters = 10
-
-// lineUp has some wait for the permit of one, each when inLine has returned for those before it, of
-// which it is told how many came. The function that it returns releases the permit, and wants them
-// served in their order.
-func lineUp(t *testing.T, store permits, inLine func(came int)) (served func(held ratelimit.Permit)) {
-	t.Helper()
-	var (
-		mu    sync.Mutex
-		order []int
-		wg    sync.WaitGroup
-	)
-	for i := range waiters {
-		wg.Go(func() {
-			permit, err := store.AcquireWait(t.Context(), one.For("k"))
-			if err != nil || !permit.OK {
-				t.Errorf("waiter %d: got %v and %v", i, permit, err)
-				return
-			}
-			mu.Lock()
-			order = append(order, i)
-			mu.Unlock()
-			if err := store.Release(t.Context(), permit); err != nil {
-				t.Errorf("waiter %d: %v", i, err)
-			}
-		})
-		inLine(i + 1)
-	}
-	return func(held ratelimit.Permit) {
-		t.Helper()
-		must(t, store.Release(t.Context(), held))
+		must(t, store.Permits().Release(t.Context(), held))
 		wg.Wait()
 		if !slices.IsSorted(order) || len(order) != waiters {
 			t.Errorf("served in the order %v", order)
 		}
-	}
+	})
 }
 
 // When a caller comes with a smaller Limit or Lease, it also holds for those who wait already.

@@ -191,15 +191,10 @@ func TestWaitingCreatesNoTokens(t *testing.T) {
 	later := allowLater(store, second, limit.For("k"))
 	waitsForLock(t, db, second)
 	mustExec(t, first, "SELECT pg_sleep(0.1)")
-	last, err := store.AllowTx(ctx, first, limit.ForN("k", 40))
-	if err != nil || !last.OK {
-		t.Fatalf("got OK %v, error %v", last.OK, err)
-	}
+	takeIn(t, store, first, limit.ForN("k", 40))
 	must(t, first.Commit(ctx))
 	got := <-later
-	if got.err != nil || !got.OK {
-		t.Fatalf("got OK %v, error %v", got.OK, got.err)
-	}
+	mustTake(t, got.Result, got.err)
 	before := stateOf(t, db, limit.Name) // as the first left it
 	must(t, second.Commit(ctx))
 	want := bucket.State{Value: before.Value - 1, TS: before.TS}
@@ -214,18 +209,7 @@ func TestOppositeOrders(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	const calls = 100 // of each of two goroutines
-	for _, test := range []struct {
-		name   string
-		take   takes
-		change func(*pgstore.Config)
-	}{
-		{"read committed", allowAt(pgx.ReadCommitted), unchanged},
-		{"repeatable read", allowAt(pgx.RepeatableRead), unchanged},
-		{"serializable", allowAt(pgx.Serializable), unchanged},
-		{"AllowFunc", allowFunc, unchanged},
-		{"on its own", allowOwn, unchanged},
-		{"on its own, portable", allowOwn, portable},
-	} {
+	for _, test := range append(takeForms, takeForm{"AllowTx, serializable", allowAt(pgx.Serializable), unchanged}) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			db := pgtest.New(t)

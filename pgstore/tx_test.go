@@ -304,98 +304,92 @@ func TestRunnerRefused(t *testing.T) {
 // they are.
 func TestRunnerErrors(t *testing.T) {
 	t.Parallel()
-	eachRunner(t, runnerErrors)
-}
-
-func runnerErrors(t *testing.T, s *shop, run runner) {
-	must(t, errOf(s.Pool.Exec(t.Context(), `ALTER TABLE `+s.Schema+`.orders ADD UNIQUE (what)`)))
-	var returned error
-	returning := func(do func(pgx.Tx) error) func(pgx.Tx) error {
-		return func(tx pgx.Tx) error {
-			returned = do(tx)
-			return returned
+	eachRunner(t, func(t *testing.T, s *shop, run runner) {
+		must(t, errOf(s.Pool.Exec(t.Context(), `ALTER TABLE `+s.Schema+`.orders ADD UNIQUE (what)`)))
+		var returned error
+		returning := func(do func(pgx.Tx) error) func(pgx.Tx) error {
+			return func(tx pgx.Tx) error {
+				returned = do(tx)
+				return returned
+			}
 		}
-	}
-	for _, test := range []struct {
-		name string
-		do   func(pgx.Tx) error
-		code string
-	}{
-		{"own", func(pgx.Tx) error { return errTest }, ""},
-		{"a refusal by another limit", func(pgx.Tx) error { return &ratelimit.RefusedError{} }, ""},
-		{"deadline of another context", func(pgx.Tx) error { return context.DeadlineExceeded }, ""},
-		{"unique violation", func(tx pgx.Tx) error { return s.order(t.Context(), nothing)(tx, ratelimit.Result{}) }, "23505"},
-		{"lock not available", raise(t.Context(), "55P03"), "55P03"},
-		{"statement timeout", raise(t.Context(), "57014"), "57014"},
-		{"aborted before", func(tx pgx.Tx) error {
-			_ = raise(t.Context(), serializationFailure)(tx) // swallowed
-			return raise(t.Context(), "55P03")(tx)
-		}, "25P02"},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			runs := 0
-			result, err := run(t.Context(), s.requests(), s.order(t.Context(), func(tx pgx.Tx) error {
-				runs++
-				return returning(test.do)(tx)
-			}))
-			if err == nil || err != returned || codeOf(err) != test.code {
-				t.Errorf("got %v, want as it is %v with code %q", err, returned, test.code)
-			}
-			if runs != 1 {
-				t.Errorf("ran %d times, want 1", runs)
-			}
-			if result.OK || result.Receipt != nil {
-				t.Errorf("got a result of what was rolled back: %+v", result)
-			}
-			s.want(t, 0)
-			idle(t, s.Pool)
-		})
-	}
+		for _, test := range []struct {
+			name string
+			do   func(pgx.Tx) error
+			code string
+		}{
+			{"own", func(pgx.Tx) error { return errTest }, ""},
+			{"a refusal by another limit", func(pgx.Tx) error { return &ratelimit.RefusedError{} }, ""},
+			{"deadline of another context", func(pgx.Tx) error { return context.DeadlineExceeded }, ""},
+			{"unique violation", func(tx pgx.Tx) error { return s.order(t.Context(), nothing)(tx, ratelimit.Result{}) }, "23505"},
+			{"lock not available", raise(t.Context(), "55P03"), "55P03"},
+			{"statement timeout", raise(t.Context(), "57014"), "57014"},
+			{"aborted before", func(tx pgx.Tx) error {
+				_ = raise(t.Context(), serializationFailure)(tx) // swallowed
+				return raise(t.Context(), "55P03")(tx)
+			}, "25P02"},
+		} {
+			t.Run(test.name, func(t *testing.T) {
+				runs := 0
+				result, err := run(t.Context(), s.requests(), s.order(t.Context(), func(tx pgx.Tx) error {
+					runs++
+					return returning(test.do)(tx)
+				}))
+				if err == nil || err != returned || codeOf(err) != test.code {
+					t.Errorf("got %v, want as it is %v with code %q", err, returned, test.code)
+				}
+				if runs != 1 {
+					t.Errorf("ran %d times, want 1", runs)
+				}
+				if result.OK || result.Receipt != nil {
+					t.Errorf("got a result of what was rolled back: %+v", result)
+				}
+				s.want(t, 0)
+				idle(t, s.Pool)
+			})
+		}
+	})
 }
 
 func TestRunnerPanic(t *testing.T) {
 	t.Parallel()
-	eachRunner(t, runnerPanic)
-}
-
-func runnerPanic(t *testing.T, s *shop, run runner) {
-	value := &struct{ int }{1}
-	func() {
-		defer func() {
-			if got := recover(); got != value {
-				t.Errorf("recovered %v, want %v", got, value)
-			}
+	eachRunner(t, func(t *testing.T, s *shop, run runner) {
+		value := &struct{ int }{1}
+		func() {
+			defer func() {
+				if got := recover(); got != value {
+					t.Errorf("recovered %v, want %v", got, value)
+				}
+			}()
+			_, _ = run(t.Context(), s.requests(), s.order(t.Context(), func(pgx.Tx) error { panic(value) }))
 		}()
-		_, _ = run(t.Context(), s.requests(), s.order(t.Context(), func(pgx.Tx) error { panic(value) }))
-	}()
-	s.wantRuns(t, 1)
-	s.want(t, 0)
-	idle(t, s.Pool)
+		s.wantRuns(t, 1)
+		s.want(t, 0)
+		idle(t, s.Pool)
+	})
 }
 
 // T.FailNow in the function ends its goroutine.
 func TestRunnerGoexit(t *testing.T) {
 	t.Parallel()
-	eachRunner(t, runnerGoexit)
-}
-
-func runnerGoexit(t *testing.T, s *shop, run runner) {
-	ended := make(chan bool)
-	go func() {
-		returned := false
-		defer func() { ended <- returned }()
-		_, _ = run(t.Context(), s.requests(), s.order(t.Context(), func(pgx.Tx) error {
-			runtime.Goexit()
-			return nil
-		}))
-		returned = true
-	}()
-	if <-ended {
-		t.Error("AllowFunc returned, want the goroutine to end")
-	}
-	s.wantRuns(t, 1)
-	s.want(t, 0)
-	idle(t, s.Pool)
+	eachRunner(t, func(t *testing.T, s *shop, run runner) {
+		ended := make(chan bool)
+		go func() {
+			returned := false
+			defer func() { ended <- returned }()
+			_, _ = run(t.Context(), s.requests(), s.order(t.Context(), func(pgx.Tx) error {
+				runtime.Goexit()
+				return nil
+			}))
+			returned = true
+		}()
+		if <-ended {
+			t.Error("AllowFunc returned, want the goroutine to end")
+		}
+		s.wantRuns(t, 1)
+		s.want(t, 0)
+		idle(t, s.Pool)
+	})
 }
 
 // atCommit makes the first n commits of an order end in plpgsql statements. A
@@ -511,15 +505,13 @@ func cancellable(t *testing.T) (context.Context, context.CancelFunc) {
 func TestRunnerGivesUpWithoutDeadline(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	eachRunner(t, runnerGivesUpWithoutDeadline, func(c *pgstore.Config) { c.RetryBudget = time.Second })
-}
-
-func runnerGivesUpWithoutDeadline(t *testing.T, s *shop, run runner) {
-	_, err := run(t.Context(), s.requests(), s.order(t.Context(), raise(t.Context(), serializationFailure)))
-	if !hasCode(err, serializationFailure) {
-		t.Errorf("got %v, want code %s", err, serializationFailure)
-	}
-	s.want(t, 0)
+	eachRunner(t, func(t *testing.T, s *shop, run runner) {
+		_, err := run(t.Context(), s.requests(), s.order(t.Context(), raise(t.Context(), serializationFailure)))
+		if !hasCode(err, serializationFailure) {
+			t.Errorf("got %v, want code %s", err, serializationFailure)
+		}
+		s.want(t, 0)
+	}, func(c *pgstore.Config) { c.RetryBudget = time.Second })
 }
 
 // A function that swallows PostgreSQL's errors has not succeeded.
