@@ -37,14 +37,9 @@ type flightStore struct {
 // flightStores runs a test on each kind of store, on a clock of its own.
 func flightStores(t *testing.T, test func(t *testing.T, store flightStore, begin func() pgx.Tx, clock *clock)) {
 	t.Helper()
-	for _, portable := range []bool{false, true} {
-		t.Run(fmt.Sprintf("portable=%v", portable), func(t *testing.T) {
-			t.Parallel()
-			db, clock := pgtest.New(t), newClock()
-			store := newStore(t, db, onClock(clock), isPortable(portable))
-			test(t, flightStore{store.Permits(), store}, func() pgx.Tx { return begin(t, db, pgx.ReadCommitted) }, clock)
-		})
-	}
+	bothForms(t, func(t *testing.T, db *pgtest.DB, clock *clock, store *pgstore.Store) {
+		test(t, flightStore{store.Permits(), store}, func() pgx.Tx { return begin(t, db, pgx.ReadCommitted) }, clock)
+	})
 	t.Run("memstore", func(t *testing.T) {
 		t.Parallel()
 		clock := newClock()

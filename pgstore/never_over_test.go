@@ -239,35 +239,26 @@ func TestOppositeOrders(t *testing.T) {
 	}
 }
 
-// tooLate is a pgx tracer that makes the traced pool's takes too late: what a
-// look finds is gone by the time of the take.
-type tooLate struct {
+// sqlTracer is a tracer that does something before each statement is sent, also of a batch.
+type sqlTracer struct {
 	traced.Statements
-
-	drain, fill func()
-	takes       int
+	do func(sql string)
 }
 
-func (a *tooLate) before(sql string) {
-	switch {
-	case strings.Contains(sql, "INSERT INTO"):
-		a.takes++
-		a.drain()
-	case strings.Contains(sql, "LATERAL"):
-		a.fill()
-	}
-}
-
-func (a *tooLate) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	a.before(data.SQL)
+func (s *sqlTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	s.do(data.SQL)
 	return ctx
 }
 
-func (a *tooLate) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+func (s *sqlTracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
 	for _, q := range data.Batch.QueuedQueries {
-		a.before(q.SQL)
+		s.do(q.SQL)
 	}
 	return ctx
+}
+
+func eachSQL(do func(sql string)) pgtest.Option {
+	return pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = &sqlTracer{do: do} })
 }
 
 // A caller whom others forestall every time is refused in the end: it neither
@@ -277,20 +268,24 @@ func TestAlwaysTooLate(t *testing.T) {
 	t.Parallel()
 	ctx := within(t, 30*time.Second)
 	limit := slow("contested", 1)
-	tracer := &tooLate{}
-	db, store := setUp(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = tracer }))
-	others := newStore(t, &pgtest.DB{Schema: db.Schema, Pool: newPool(t, db.URL)})
-	tracer.drain = func() {
-		should(t, errOf(others.Allow(ctx, limit.For("k"))))
-	}
-	tracer.fill = func() {
-		should(t, others.Reset(ctx, limit, "k"))
-	}
+	var others *pgstore.Store
+	takes := 0
+	db, store := setUp(t, eachSQL(func(sql string) {
+		switch {
+		case others == nil:
+		case strings.Contains(sql, "INSERT INTO"): // what a look has found is gone by the time of the take
+			takes++
+			should(t, errOf(others.Allow(ctx, limit.For("k"))))
+		case strings.Contains(sql, "LATERAL"):
+			should(t, others.Reset(ctx, limit, "k"))
+		}
+	}))
+	others = newStore(t, beside(t, db))
 	result, err := store.AllowFunc(ctx, []ratelimit.Request{limit.For("k")}, func(pgx.Tx, ratelimit.Result) error { return nil })
 	if !errors.Is(err, ratelimit.ErrRefused) || result.OK || result.RetryAfter <= 0 {
 		t.Errorf("got OK %v after %v, error %v, want a refusal", result.OK, result.RetryAfter, err)
 	}
-	if tracer.takes < 2 {
-		t.Errorf("got %d takes, want it to have tried again", tracer.takes)
+	if takes < 2 {
+		t.Errorf("got %d takes, want it to have tried again", takes)
 	}
 }

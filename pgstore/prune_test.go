@@ -1,7 +1,6 @@
 package pgstore_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,7 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
@@ -109,46 +107,25 @@ func TestPruneSkipsLocked(t *testing.T) {
 	wantPruned(t, store, 4*210, pruneLimits()...)
 }
 
-// TestPrunePortableWaits: the portable form cannot skip, so it waits; and what
-// has changed meanwhile stays.
-func TestPrunePortableWaits(t *testing.T) {
-	t.Parallel()
-	db, c := pgtest.New(t), newClock()
-	store := newStore(t, db, onClock(c), isPortable(true))
-	l := pruneLimits()[0]
-	insert(t, db, "b", 3, 8, noon.Add(-time.Hour))
-	holder := begin(t, db, pgx.ReadCommitted)
-	key := rowsKey(t, db)
-	result, err := store.AllowTx(t.Context(), holder, l.For(key))
-	mustTake(t, result, err)
-	pruned := make(chan int64)
-	go func() {
-		n, err := store.Prune(t.Context(), l)
-		should(t, err)
-		pruned <- n
-	}()
-	eventually(t, "Prune waits for the lock", func() bool { return pgtest.Blocks(t, db.Pool, holder) })
-	must(t, holder.Commit(t.Context()))
-	if n := <-pruned; n != 2 {
-		t.Errorf("pruned %d, want 2", n)
-	}
-	wantLeft(t, store, l.ForN(key, 0), 7)
-}
-
 // TestPruneLooksAgain: what is taken between the listing of a row and its
 // deletion stays taken.
 func TestPruneLooksAgain(t *testing.T) {
 	t.Parallel()
 	for name, portable := range map[string]bool{"plain": false, "portable": true} {
 		t.Run(name, func(t *testing.T) {
-			hook, c := new(beforeDelete), newClock()
-			db := pgtest.New(t, pgtest.WithConfig(func(config *pgxpool.Config) { config.ConnConfig.Tracer = hook }))
+			var take func()
+			c, db := newClock(), pgtest.New(t, eachSQL(func(sql string) {
+				if do := take; do != nil && strings.Contains(sql, "DELETE FROM") {
+					take = nil
+					do()
+				}
+			}))
 			store := newStore(t, db, onClock(c), isPortable(portable))
 			for _, l := range pruneLimits() {
 				full := l.Definition().Capacity / float64(l.Definition().Shards)
 				insert(t, db, l.Definition().Name, 3, full, noon.Add(-8*time.Hour))
 				key := rowsKey(t, db)
-				hook.do = func() {
+				take = func() {
 					result, err := store.Reserve(t.Context(), l.ForN(key, 11)) // all shards, into debt
 					mustTake(t, result, err)
 				}
@@ -159,19 +136,6 @@ func TestPruneLooksAgain(t *testing.T) {
 		})
 	}
 }
-
-// beforeDelete does something once, before the next DELETE is sent.
-type beforeDelete struct{ do func() }
-
-func (b *beforeDelete) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	if do := b.do; do != nil && strings.Contains(data.SQL, "DELETE FROM") {
-		b.do = nil
-		do()
-	}
-	return ctx
-}
-
-func (b *beforeDelete) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 func rowsKey(t *testing.T, db *pgtest.DB) (key string) {
 	t.Helper()

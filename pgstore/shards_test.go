@@ -15,39 +15,6 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// TestShardsFresh: a fresh limit refuses nothing that fits the limit, though
-// no rows exist yet and no shard has enough.
-func TestShardsFresh(t *testing.T) {
-	t.Parallel()
-	eachTake(t, func(t *testing.T, _ *pgtest.DB, _ *clock, store *pgstore.Store, allow allowing) {
-		for i, test := range []struct {
-			shards int
-			counts []float64 // of 10 tokens
-		}{
-			{10, []float64{1, 1, 1, 1, 1, 1, 1, 1, 1, 1}},
-			{10, []float64{10}},
-			{2, []float64{6, 4}},
-			{2, []float64{5.5, 4.5}},
-			{3, []float64{4, 4, 2}},
-			{8, []float64{0.25, 9, 0.75}},
-			{8, []float64{3, 0, 7}},
-		} {
-			l := ratelimit.TokenBucket{Name: fmt.Sprint("l", i), Rate: 10, Period: time.Hour, Shards: test.shards}
-			for _, n := range test.counts {
-				result, err := allow(l.ForN("k", n))
-				if err != nil || !result.OK || result.RetryAfter != 0 {
-					t.Errorf("%+v, %v: got OK %v, wait %v, error %v", test, n, result.OK, result.RetryAfter, err)
-				}
-			}
-			result, err := allow(l.ForN("k", 0.1))
-			if err != nil || result.OK {
-				t.Errorf("%+v, one more: got OK %v, error %v", test, result.OK, err)
-			}
-			wantLeft(t, store, l.ForN("k", 0), 0)
-		}
-	})
-}
-
 // TestShardsPromise: a refused call is accepted at its RetryAt, and not long
 // before, whatever the shards hold.
 func TestShardsPromise(t *testing.T) {
