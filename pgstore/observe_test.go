@@ -160,7 +160,7 @@ func TestObserve(t *testing.T) {
 // in ModeShadow would have done, and which were not asked.
 func TestObserveInModes(t *testing.T) {
 	t.Parallel()
-	run := func(t *testing.T, h *heard, store ratelimit.TxStore[pgx.Tx], begin func(context.Context) (pgx.Tx, error)) {
+	observing(t, func(t *testing.T, h *heard, store ratelimit.TxStore[pgx.Tx], _ permits, begin func(context.Context) (pgx.Tx, error)) {
 		ctx := t.Context()
 		many := ratelimit.FixedWindow{Name: "many", Rate: 100, Period: time.Hour}
 		spent := ratelimit.FixedWindow{Name: "spent", Rate: 1, Period: time.Hour}
@@ -246,19 +246,28 @@ func TestObserveInModes(t *testing.T) {
 			tx.Rollback(ctx)
 			want("in a transaction")
 		}
-	}
-	t.Run("memstore", func(t *testing.T) {
-		var h heard
-		store := memstore.NewWithConfig(memstore.Config{Observe: h.observe})
-		run(t, &h, store, store.Begin)
-	})
-	for name, escrow := range map[string]time.Duration{"pgstore": 0, "escrow": 100 * time.Millisecond} {
+	}, "memstore", "pgstore", "escrow")
+}
+
+// observing runs a test on stores that tell what is heard.
+func observing(t *testing.T, run func(t *testing.T, h *heard, store ratelimit.TxStore[pgx.Tx], held permits, begin func(context.Context) (pgx.Tx, error)), names ...string) {
+	t.Helper()
+	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
-			db := pgtest.New(t)
 			var h heard
-			store := newStore(t, db, observed(&h), func(c *pgstore.Config) { c.Escrow = escrow })
+			if name == "memstore" {
+				store := memstore.NewWithConfig(memstore.Config{Observe: h.observe})
+				run(t, &h, store, store.Permits(), store.Begin)
+				return
+			}
+			db := pgtest.New(t)
+			store := newStore(t, db, observed(&h), func(c *pgstore.Config) {
+				if name == "escrow" {
+					c.Escrow = 100 * time.Millisecond
+				}
+			})
 			defer store.Close()
-			run(t, &h, store, db.Pool.Begin)
+			run(t, &h, store, store.Permits(), db.Pool.Begin)
 		})
 	}
 }
@@ -266,7 +275,7 @@ func TestObserveInModes(t *testing.T) {
 // Of a permit there is one event, also of one that is refused by its mode.
 func TestObservePermitsInModes(t *testing.T) {
 	t.Parallel()
-	run := func(t *testing.T, h *heard, store ratelimit.TxPermits[pgx.Tx], begin func(context.Context) (pgx.Tx, error)) {
+	observing(t, func(t *testing.T, h *heard, _ ratelimit.TxStore[pgx.Tx], store permits, begin func(context.Context) (pgx.Tx, error)) {
 		ctx := t.Context()
 		full := ratelimit.InFlight{Name: "full", Limit: 1}
 		rate := plenty(1)
@@ -299,19 +308,7 @@ func TestObservePermitsInModes(t *testing.T) {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 		}
-	}
-	t.Run("memstore", func(t *testing.T) {
-		var h heard
-		store := memstore.NewWithConfig(memstore.Config{Observe: h.observe})
-		run(t, &h, store.Permits(), store.Begin)
-	})
-	t.Run("pgstore", func(t *testing.T) {
-		db := pgtest.New(t)
-		var h heard
-		store := newStore(t, db, observed(&h))
-		defer store.Close()
-		run(t, &h, store.Permits(), db.Pool.Begin)
-	})
+	}, "memstore", "pgstore")
 }
 
 // A function that has ended the transaction itself, and then fails, may have committed it: nobody

@@ -12,23 +12,18 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// limitsOfAllKinds hold 12 tokens and get 12 more in a day.
-func limitsOfAllKinds(name string) map[string]ratelimit.Limit {
-	const day = 24 * time.Hour
-	return map[string]ratelimit.Limit{
-		"bucket":         ratelimit.TokenBucket{Name: name + " b", Rate: 12, Period: day},
-		"window":         ratelimit.FixedWindow{Name: name + " w", Rate: 12, Period: day, Start: noon},
-		"sharded bucket": ratelimit.TokenBucket{Name: name + " sb", Rate: 12, Period: day, Shards: 4},
-		"sharded window": ratelimit.FixedWindow{Name: name + " sw", Rate: 12, Period: day, Start: noon, Shards: 4},
-	}
-}
-
-// eachKind runs test for each kind of limit, on a clock that starts at noon.
+// eachKind runs test for limits that hold 12 tokens and get 12 more in a day, on a clock that starts at noon.
 func eachKind(t *testing.T, test func(t *testing.T, db *pgtest.DB, c *clock, store *pgstore.Store, l ratelimit.Limit)) {
 	t.Helper()
+	const day = 24 * time.Hour
 	db := pgtest.New(t)
-	for name, l := range limitsOfAllKinds(t.Name()) {
-		t.Run(name, func(t *testing.T) {
+	for _, l := range []ratelimit.Limit{
+		ratelimit.TokenBucket{Name: "bucket", Rate: 12, Period: day},
+		ratelimit.FixedWindow{Name: "window", Rate: 12, Period: day, Start: noon},
+		ratelimit.TokenBucket{Name: "sharded bucket", Rate: 12, Period: day, Shards: 4},
+		ratelimit.FixedWindow{Name: "sharded window", Rate: 12, Period: day, Start: noon, Shards: 4},
+	} {
+		t.Run(ratelimit.NameOf(l), func(t *testing.T) {
 			c := newClock()
 			test(t, db, c, newStore(t, db, onClock(c)), l)
 		})

@@ -2,8 +2,6 @@ package table
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"math/rand/v2"
 	"reflect"
 	"testing"
@@ -17,8 +15,6 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
-
-	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
 // What a grant prefetches is what it said, or half of what is left if that is less; and what
@@ -156,40 +152,6 @@ func TestReturnElsewhere(t *testing.T) {
 	}
 }
 
-// A grant in turn waits for its row, whether it prefetches or not; one that is not passes over.
-func TestGrantInTurnWaits(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	db, now := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.MaxConns = 12 })), quarterPast
-	table := New(db.Schema, false, time.Second)
-	for _, limit := range []ratelimit.Limit{
-		ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Minute},
-		ratelimit.FixedWindow{Name: "window", Rate: 10, Period: time.Minute},
-		ratelimit.SlidingWindow{Name: "sliding", Rate: 10, Period: time.Minute},
-	} {
-		for _, lasts := range []time.Duration{0, time.Second} {
-			t.Run(fmt.Sprint(limit.Definition().Name, lasts), func(t *testing.T) {
-				t.Parallel()
-				grants := []Grant{grantOf(limit.For(lasts.String()))}
-				grants[0].Lasts, grants[0].Lowered, grants[0].Prefetch = lasts, 10, 1
-				putAll(t, db, table, grants, []bucket.State{grants[0].Definition.Fresh("", now)})
-				unlock := lockRow(t, db, table, grants[0].Row)
-				if err := table.Decider().Grant(t.Context(), db.Pool, grants, false, &now); err != nil || grants[0].Taken.OK {
-					t.Errorf("passing over: %v, %v", grants[0].Taken.OK, err)
-				}
-				begun := time.Now()
-				if err := table.Decider().Grant(t.Context(), db.Pool, grants, true, &now); conn.Code(err) != conn.LockNotAvailable || time.Since(begun) < conn.Awaited {
-					t.Errorf("after %v: %v, want lock_not_available", time.Since(begun), err)
-				}
-				unlock()
-				if err := table.Decider().Grant(t.Context(), db.Pool, grants, true, &now); err != nil || !grants[0].Taken.OK {
-					t.Errorf("when it is free: %v, %v", grants[0].Taken.OK, err)
-				}
-			})
-		}
-	}
-}
-
 // read returns the state of a row.
 func read(t *testing.T, db *pgtest.DB, table *Table, row decide.Row) bucket.State {
 	t.Helper()
@@ -232,53 +194,5 @@ func TestReturnIsHeard(t *testing.T) {
 	}
 	if got := d.Refill(read(t, db, table, row), now).Value; got != 10 {
 		t.Errorf("there are %v, want 10", got)
-	}
-}
-
-// A return that waits for its row is to the row as it is then: what others have taken
-// meanwhile is taken, and what they have given is there.
-func TestReturnWaits(t *testing.T) {
-	db := pgtest.New(t)
-	now := quarterPast
-	for name, distributed := range map[string]bool{"plain": false, "distributed": true} {
-		table := New(db.Schema, distributed, time.Second)
-		for _, limit := range []ratelimit.Limit{
-			ratelimit.TokenBucket{Name: "bucket", Rate: 20, Period: time.Hour},
-			ratelimit.FixedWindow{Name: "window", Rate: 20, Period: time.Hour},
-			ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Hour},
-		} {
-			d := bucket.Definition(limit.Definition())
-			row := decide.Row{Key: decide.Key{Name: d.Name, Key: name}}
-			state := d.Spend(d.Fresh(name, now), now, 15)
-			putAll(t, db, table, []Grant{{Change: decide.Change{Row: row, Definition: d}}}, []bucket.State{state})
-			tx, err := db.Pool.Begin(t.Context())
-			noError(t, err)
-			change := decide.Change{Row: row, Definition: d, Count: 3}
-			if taken, err := table.Take(t.Context(), tx, false, &change, &now); err != nil || !taken.OK {
-				t.Fatal(taken, err)
-			}
-			r := bucket.Return{Count: 5, Taken: state.TS, End: now.Add(time.Hour)}
-			returned := make(chan error)
-			go func() {
-				done, err := table.Return(t.Context(), db.Pool, row, &d, &r, true, &now)
-				if !done && err == nil {
-					err = errors.New("it is not done")
-				}
-				returned <- err
-			}()
-			waits := func() (waits bool) {
-				sql := `SELECT EXISTS (SELECT FROM pg_locks AS l JOIN pg_locks AS h USING (transactionid) WHERE NOT l.granted AND h.pid = $1)`
-				noError(t, db.Pool.QueryRow(t.Context(), sql, tx.Conn().PgConn().PID()).Scan(&waits))
-				return waits
-			}
-			for !waits() {
-				time.Sleep(time.Millisecond)
-			}
-			noError(t, tx.Commit(t.Context()))
-			noError(t, <-returned)
-			if got := d.Refill(read(t, db, table, row), now).Value; got != 7 {
-				t.Errorf("%s, %s: there are %v, want 7", name, d.Name, got)
-			}
-		}
 	}
 }
