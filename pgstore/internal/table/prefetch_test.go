@@ -2,7 +2,6 @@ package table
 
 import (
 	"context"
-	"math/rand/v2"
 	"reflect"
 	"testing"
 	"time"
@@ -16,86 +15,6 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
-
-// What a grant prefetches is what it said, or half of what is left if that is less; and what
-// is left tells which, for each kind and for one row and several, of which some do not. Only rows
-// of those that do are marked.
-func TestPrefetch(t *testing.T) {
-	db := pgtest.New(t)
-	now := quarterPast
-	tokens := ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute, Capacity: 20}
-	window := ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute, Capacity: 20}
-	sliding := ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Minute, Slots: 6}
-	quota := ratelimit.FixedWindow{Name: "quota", Rate: 7, Every: 2 * ratelimit.Day, Capacity: 20}
-	random := rand.New(rand.NewPCG(3, 14))
-	halves, wholes, nothing := 0, 0, 0
-	plain, distributed := New(db.Schema, false, time.Second), New(db.Schema, true, time.Second)
-	for _, test := range []struct {
-		table  *Table
-		limits []ratelimit.Limit
-		rows   int
-	}{
-		{plain, []ratelimit.Limit{tokens}, 3},
-		{plain, []ratelimit.Limit{window}, 3},
-		{plain, []ratelimit.Limit{sliding}, 3},
-		{plain, []ratelimit.Limit{quota}, 3},
-		{plain, []ratelimit.Limit{tokens, window}, 3},
-		{plain, []ratelimit.Limit{tokens, window, sliding}, 3},
-		{distributed, []ratelimit.Limit{tokens}, 1},
-		{distributed, []ratelimit.Limit{window}, 1},
-		{distributed, []ratelimit.Limit{quota}, 1},
-	} {
-		for n := range 60 {
-			grants, before := randomGrants(t, random, test.limits, 1+n%test.rows)
-			for i := range grants {
-				g := &grants[i]
-				g.Before, g.Past = before[i], now
-				if random.IntN(3) > 0 {
-					g.Lasts, g.Lowered, g.Prefetch = time.Second, g.Definition.Capacity, float64(random.IntN(8))
-				}
-			}
-			if _, err := db.Pool.Exec(t.Context(), "DELETE FROM "+db.Schema+".rate_limits"); err != nil { // of which something is out
-				t.Fatal(err)
-			}
-			putAll(t, db, test.table, grants, before)
-			noError(t, test.table.Decider().Grant(t.Context(), db.Pool, grants, false, &now))
-			marked, ahead := 0, 0
-			noError(t, db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM "+db.Schema+".rate_limits WHERE ahead IS NOT NULL").Scan(&marked))
-			for i := range grants {
-				g := &grants[i]
-				left, ok := g.Definition.Take(before[i], now, g.Count, g.Floor)
-				if g.Taken.OK != ok {
-					t.Fatalf("%v of %v: got %v, want %v", g.Count, before[i], g.Taken.OK, ok)
-				}
-				if !ok {
-					continue
-				}
-				want := max(0, min(g.Prefetch, left.Value/2, g.Definition.Capacity/2))
-				after := g.Definition.Spend(left, now, want)
-				if n := g.Taken.Prefetched; n != want || g.Taken.After.Value != left.Value-want || !g.Taken.After.TS.Equal(after.TS) || !reflect.DeepEqual(g.Taken.After.Slots, after.Slots) {
-					t.Fatalf("%v and %v besides of %v: took %v and left %v, want %v and %v", g.Count, g.Prefetch, before[i], n, g.Taken.After, want, after)
-				}
-				if g.Lasts > 0 {
-					ahead++
-				}
-				switch want {
-				case 0:
-					nothing++
-				case g.Prefetch:
-					wholes++
-				default:
-					halves++
-				}
-			}
-			if marked != ahead {
-				t.Fatalf("%d rows are marked, want %d", marked, ahead)
-			}
-		}
-	}
-	if min(halves, wholes, nothing) < 20 {
-		t.Errorf("%d times half, %d times all and %d times nothing, so this tests little", halves, wholes, nothing)
-	}
-}
 
 // Nothing is given back to a row that is not there, or whose slots another definition has
 // written, and neither is tried again; to one that another transaction has locked it is.
