@@ -31,30 +31,13 @@ func holdDatabases(t *testing.T, test func(t *testing.T, store *pgstore.Store, d
 	}
 }
 
-// holdStores runs a test on each kind of store, on its own clock.
-func holdStores(t *testing.T, test func(t *testing.T, store flightStore, begin func() pgx.Tx)) {
-	t.Helper()
-	holdDatabases(t, func(t *testing.T, store *pgstore.Store, db *pgtest.DB) {
-		test(t, flightStore{store.Permits(), store}, func() pgx.Tx { return begin(t, db, pgx.ReadCommitted) })
-	})
-	t.Run("memstore", func(t *testing.T) {
-		t.Parallel()
-		store := memstore.New(nil)
-		test(t, flightStore{store.Permits(), store}, func() pgx.Tx {
-			tx, err := store.Begin(t.Context())
-			must(t, err)
-			return tx
-		})
-	})
-}
-
 // brief has a lease that is renewed several times in a test.
 var brief = ratelimit.InFlight{Name: "brief", Limit: 1, Lease: time.Second}
 
 func TestHold(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	holdStores(t, func(t *testing.T, store flightStore, begin func() pgx.Tx) {
+	permitStores(t, false, func(t *testing.T, store flightStore, begin func() pgx.Tx, _ *clock) {
 		ctx := t.Context()
 		err := store.Hold(ctx, brief.For("k"), func(ctx context.Context, permit ratelimit.Permit) error {
 			for end := time.Now().Add(3 * brief.Lease); time.Now().Before(end); time.Sleep(brief.Lease / 20) {
@@ -105,7 +88,7 @@ func TestHold(t *testing.T) {
 
 func TestHoldTellsThatTheLeaseIsLost(t *testing.T) {
 	t.Parallel()
-	holdStores(t, func(t *testing.T, store flightStore, _ func() pgx.Tx) {
+	permitStores(t, false, func(t *testing.T, store flightStore, _ func() pgx.Tx, _ *clock) {
 		ctx := t.Context()
 		err := store.Hold(ctx, brief.For("k"), func(inner context.Context, permit ratelimit.Permit) error {
 			if err := store.Reset(ctx, brief, "k"); err != nil {
@@ -240,7 +223,7 @@ func TestAcquireWaitAmongMany(t *testing.T) {
 func TestAcquireWaitEnds(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	holdStores(t, func(t *testing.T, store flightStore, _ func() pgx.Tx) {
+	permitStores(t, false, func(t *testing.T, store flightStore, _ func() pgx.Tx, _ *clock) {
 		short := within(t, 50*time.Millisecond)
 		first := takePermit(t, store, brief, "k")
 		if permit, err := store.AcquireWait(short, brief.For("k")); permit.OK || !errors.Is(err, context.DeadlineExceeded) {

@@ -210,9 +210,8 @@ func TestLineThatDoesNotMove(t *testing.T) {
 		t.Parallel()
 		l := newLined(t)
 		defer l.hold(t)()
-		row, err := l.observer.Begin(t.Context())
-		must(t, err)
-		must(t, errOf(row.Exec(t.Context(), "SELECT FROM "+l.Schema+".rate_limits FOR UPDATE")))
+		row := begin(t, beside(t, l.DB), pgx.ReadCommitted)
+		mustExec(t, row, "SELECT FROM "+l.Schema+".rate_limits FOR UPDATE")
 		var group sync.WaitGroup
 		for range 8 {
 			group.Go(func() {
@@ -320,9 +319,7 @@ func TestPrefetchingTurnIsOneRoundTrip(t *testing.T) {
 	request := slow("l", 1000).For("k")
 	mustAllow(t, store, request)
 	store.Meet(request)
-	tx, err := newPool(t, db.URL).Begin(t.Context())
-	must(t, err)
-	defer tx.Rollback(t.Context())
+	tx := begin(t, beside(t, db), pgx.ReadCommitted)
 	mustExec(t, tx, "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE")
 	done := make(chan error, 1)
 	go func() {

@@ -45,11 +45,6 @@ func (h *heldRow) waiting(t *testing.T) (n int) {
 	return n
 }
 
-func (h *heldRow) release(t *testing.T) {
-	t.Helper()
-	must(t, h.tx.Rollback(t.Context()))
-}
-
 // However many wait for a locked row, they wait by one statement, and others get what they
 // want from a pool that has one connection left. When the row is free, those who waited
 // are decided by one statement more.
@@ -82,7 +77,7 @@ func TestPortableLockedRowStallsNobodyElse(t *testing.T) {
 		t.Errorf("%d statements wait for the row, want one", n)
 	}
 	before := sent.Sends()
-	h.release(t) // one statement
+	rollBack(t, h.tx) // one statement
 	wg.Wait()
 	if n := sent.Sends() - before - 1; n > 2 {
 		t.Errorf("%d statements for those who gathered, want one, or two if somebody came late", n)
@@ -114,7 +109,7 @@ func TestPortableGivingUpAtTheRow(t *testing.T) {
 				}
 			})
 			eventually(t, "nobody waits for the row", func() bool { return h.waiting(t) == 0 })
-			h.release(t)
+			rollBack(t, h.tx)
 			h.store.Close()
 			if _, err := h.store.Allow(t.Context(), h.limit.For("held")); !errors.Is(err, pgstore.ErrClosed) {
 				t.Errorf("after Close: got %v, want %v", err, pgstore.ErrClosed)

@@ -17,16 +17,6 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// remembering is a store with a memory of refusals, and what it sends.
-func remembering(t *testing.T, portable bool) (*pgstore.Store, *traced.Statements, *pgtest.DB) {
-	t.Helper()
-	sent := &traced.Statements{}
-	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
-	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Escrow: pgstore.MaxEscrow, Portable: portable})
-	must(t, err)
-	return store, sent, db
-}
-
 // A flood of calls that cannot succeed sends no statement, and each refusal
 // promises the same instant.
 func TestRefusalsAreRemembered(t *testing.T) {
@@ -38,7 +28,9 @@ func TestRefusalsAreRemembered(t *testing.T) {
 
 func remembersRefusals(t *testing.T, portable bool) {
 	t.Helper()
-	store, sent, _ := remembering(t, portable)
+	sent := &traced.Statements{}
+	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
+	store := newStore(t, db, withEscrow(pgstore.MaxEscrow), isPortable(portable))
 	ctx := t.Context()
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour}
 	refuse := func() ratelimit.Result { // by an empty row
@@ -125,9 +117,7 @@ func TestRefusalNotRemembered(t *testing.T) {
 // locks no row.
 func TestRefusalWritesNothing(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
-	must(t, err)
+	db, store := setUp(t)
 	ctx := t.Context()
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour}
 	must(t, errOf(store.Allow(ctx, limit.ForN("k", 10))))

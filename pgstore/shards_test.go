@@ -182,18 +182,15 @@ func tickOf(d bucket.Definition) time.Duration {
 func TestShardsRefusedLately(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
-	now := time.Date(2026, 3, 14, 15, 9, 26, 0, time.UTC)
-	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Clock: func() time.Time { return now }})
-	must(t, err)
-	other, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
-	must(t, err)
+	c := newClock()
+	store, other := newStore(t, db, onClock(c)), newStore(t, db)
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 8, Period: time.Hour, Shards: 4}
 	allow := func(n float64, want bool) {
 		t.Helper()
 		err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 			result, err := store.AllowTx(t.Context(), tx, limit.ForN("k", n))
 			if err == nil && result.OK != want {
-				t.Errorf("%v at %v: got OK %v, want %v", n, now, result.OK, want)
+				t.Errorf("%v at %v: got OK %v, want %v", n, c.now(), result.OK, want)
 			}
 			return err
 		})
@@ -202,9 +199,9 @@ func TestShardsRefusedLately(t *testing.T) {
 	allow(8, true)
 	allow(1, false)
 	allow(1, false)
-	now = now.Add(time.Hour/8 - time.Microsecond)
+	c.add(time.Hour/8 - time.Microsecond)
 	allow(1, false)
-	now = now.Add(time.Microsecond)
+	c.add(time.Microsecond)
 	allow(1, true)
 	allow(1, false)
 	must(t, other.Reset(t.Context(), limit, "k"))

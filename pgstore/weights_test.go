@@ -125,8 +125,7 @@ func TestWeightsBesideAnOpenTransaction(t *testing.T) {
 	store := newStore(t, db).Permits()
 	limit := ratelimit.InFlight{Name: "weights", Limit: 5}
 	for _, key := range strings.Split("abcdefgh", "") {
-		tx, err := db.Pool.Begin(t.Context())
-		must(t, err)
+		tx := begin(t, db, pgx.ReadCommitted)
 		if permit, err := store.AcquireTx(t.Context(), tx, limit.For(key)); err != nil || !permit.OK {
 			t.Errorf("got %v, and %v", permit, err)
 		}
@@ -226,7 +225,7 @@ func largeBeforeSmall(t *testing.T, store permits, inLine func(came int)) {
 
 // A waiter for several that gives up leaves nothing behind: neither what it had nor what it claimed.
 func TestWaiterOfSeveralGivesUp(t *testing.T) {
-	holdStores(t, func(t *testing.T, store flightStore, _ func() pgx.Tx) {
+	permitStores(t, false, func(t *testing.T, store flightStore, _ func() pgx.Tx, _ *clock) {
 		limit := ratelimit.InFlight{Name: "gives up", Limit: 4, Lease: time.Minute}
 		one := request(t, store, limit.For(""))
 		ctx := within(t, 500*time.Millisecond)
