@@ -164,58 +164,38 @@ func TestObserveInModes(t *testing.T) {
 		ctx := t.Context()
 		many := ratelimit.FixedWindow{Name: "many", Rate: 100, Period: time.Hour}
 		spent := ratelimit.FixedWindow{Name: "spent", Rate: 1, Period: time.Hour}
-		must(t, store.Take(ctx, spent.For("k")))
+		must(t, store.Take(ctx, spent.For("k"), spent.For("other")))
 		tried, twice, off := spent.For("k").In(ratelimit.ModeShadow), many.ForN("k", 101).In(ratelimit.ModeShadow), many.For("off").In(ratelimit.ModeRefuse)
 		both := []ratelimit.Request{tried, many.For("k")}
-		nothing := func(pgx.Tx, ratelimit.Result) error { return nil }
+		runner := func(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+			return store.AllowFunc(ctx, requests, func(pgx.Tx, ratelimit.Result) error { return nil })
+		}
 		for _, test := range []struct {
-			want string // verb outcome policy outcome, of each limit
-			own  func()
-			tx   func(tx pgx.Tx)
+			want     string // verb outcome policy outcome, of each limit
+			own      func(context.Context, ...ratelimit.Request) (ratelimit.Result, error)
+			tx       func(context.Context, pgx.Tx, ...ratelimit.Request) (ratelimit.Result, error)
+			requests []ratelimit.Request
 		}{
-			{
-				"allow granted spent shadowed many granted",
-				func() { store.Allow(ctx, both...) }, func(tx pgx.Tx) { store.TakeTx(ctx, tx, both...) },
-			},
-			{
-				"allow refused spent shadowed spent refused",
-				func() {
-					store.Take(ctx, tried, spent.ForN("other", 1))
-					h.take()
-					store.Take(ctx, tried, spent.ForN("other", 1))
-				},
-				func(tx pgx.Tx) { store.AllowTx(ctx, tx, tried, spent.For("other")) },
-			},
-			{
-				"allow granted many shadowed spent shadowed",
-				func() { store.Allow(ctx, twice, tried) }, func(tx pgx.Tx) { store.AllowTx(ctx, tx, twice, tried) },
-			},
-			{
-				"allow refused many refused many withheld",
-				func() { store.Allow(ctx, off, many.For("k")) }, func(tx pgx.Tx) { store.AllowTx(ctx, tx, off, many.For("k")) },
-			},
-			{
-				"reserve granted spent shadowed many granted",
-				func() { store.Reserve(ctx, both...) }, func(tx pgx.Tx) { store.ReserveTx(ctx, tx, both...) },
-			},
-			{
-				"check granted spent shadowed many granted",
-				func() { store.Check(ctx, both...) }, func(tx pgx.Tx) { store.CheckTx(ctx, tx, both...) },
-			},
-			{
-				"check granted spent shadowed many granted",
-				func() { store.CheckReserve(ctx, both...) }, func(tx pgx.Tx) { store.CheckReserveTx(ctx, tx, both...) },
-			},
+			{"allow granted spent shadowed many granted", store.Allow, store.AllowTx, both},
+			{"allow refused spent shadowed spent refused", store.Allow, store.AllowTx, []ratelimit.Request{tried, spent.For("other")}},
+			{"allow granted many shadowed spent shadowed", store.Allow, store.AllowTx, []ratelimit.Request{twice, tried}},
+			{"allow refused many refused many withheld", store.Allow, store.AllowTx, []ratelimit.Request{off, many.For("k")}},
+			{"allow granted spent shadowed many granted", runner, nil, both},
+			{"allow refused many refused many withheld", runner, nil, []ratelimit.Request{off, many.For("k")}},
+			{"reserve granted spent shadowed many granted", store.Reserve, store.ReserveTx, both},
+			{"check granted spent shadowed many granted", store.Check, store.CheckTx, both},
+			{"check granted spent shadowed many granted", store.CheckReserve, store.CheckReserveTx, both},
+			{"allow_first granted many granted", store.AllowFirst, store.AllowFirstTx, both},
 			{
 				"allow_at_most refused spent refused",
-				func() { store.AllowAtMost(ctx, tried) }, func(tx pgx.Tx) { store.AllowAtMostTx(ctx, tx, tried) },
+				func(ctx context.Context, r ...ratelimit.Request) (ratelimit.Result, error) {
+					return store.AllowAtMost(ctx, r[0])
+				},
+				func(ctx context.Context, tx pgx.Tx, r ...ratelimit.Request) (ratelimit.Result, error) {
+					return store.AllowAtMostTx(ctx, tx, r[0])
+				},
+				[]ratelimit.Request{tried},
 			},
-			{
-				"allow_first granted many granted",
-				func() { store.AllowFirst(ctx, tried, many.For("k")) }, func(tx pgx.Tx) { store.AllowFirstTx(ctx, tx, tried, many.For("k")) },
-			},
-			{"allow granted spent shadowed many granted", func() { store.AllowFunc(ctx, both, nothing) }, nil},
-			{"allow refused many refused many withheld", func() { store.AllowFunc(ctx, []ratelimit.Request{off, many.For("k")}, nothing) }, nil},
 		} {
 			want := func(form string) {
 				t.Helper()
@@ -235,14 +215,14 @@ func TestObserveInModes(t *testing.T) {
 				}
 			}
 			h.take()
-			test.own()
+			test.own(ctx, test.requests...)
 			want("on its own")
 			if test.tx == nil {
 				continue
 			}
 			tx, err := begin(ctx)
 			must(t, err)
-			test.tx(tx)
+			test.tx(ctx, tx, test.requests...)
 			tx.Rollback(ctx)
 			want("in a transaction")
 		}
