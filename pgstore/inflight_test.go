@@ -68,19 +68,17 @@ func permitStores(t *testing.T, injected bool, test func(t *testing.T, store fli
 
 var calls = ratelimit.InFlight{Name: "calls", Limit: 3, Lease: time.Minute}
 
-func acquire(t *testing.T, store permits, limit ratelimit.InFlight, key string) ratelimit.Permit {
+func acquire(t *testing.T, store permits, r ratelimit.PermitRequest) ratelimit.Permit {
 	t.Helper()
-	permit, err := store.Acquire(t.Context(), limit.For(key))
-	if err != nil {
-		t.Fatalf("Acquire: %v", err)
-	}
+	permit, err := store.Acquire(t.Context(), r)
+	must(t, err)
 	return permit
 }
 
 // takePermit acquires a permit, which must be granted.
 func takePermit(t *testing.T, store permits, limit ratelimit.InFlight, key string) ratelimit.Permit {
 	t.Helper()
-	permit := acquire(t, store, limit, key)
+	permit := acquire(t, store, limit.For(key))
 	if !permit.OK {
 		t.Fatalf("Acquire of %v: refused, not before %v", limit, permit.NotBefore)
 	}
@@ -89,7 +87,7 @@ func takePermit(t *testing.T, store permits, limit ratelimit.InFlight, key strin
 
 func refusedFor(t *testing.T, store permits, limit ratelimit.InFlight, key string) ratelimit.Permit {
 	t.Helper()
-	permit := acquire(t, store, limit, key)
+	permit := acquire(t, store, limit.For(key))
 	if permit.OK || permit.N != 1 {
 		t.Fatalf("Acquire of %v: got %v, want a refusal of one", limit, permit)
 	}
@@ -636,7 +634,7 @@ func TestLeasesDoNotOverlap(t *testing.T) {
 		store := newStore(t, db)
 		wg.Go(func() {
 			for ; more(); time.Sleep(time.Millisecond) { // nobody releases
-				if permit := acquire(t, store.Permits(), limit, ""); permit.OK {
+				if permit := acquire(t, store.Permits(), limit.For("")); permit.OK {
 					mu.Lock()
 					taken[permit.Number] = append(taken[permit.Number], permit)
 					mu.Unlock()

@@ -18,13 +18,6 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-func request(t *testing.T, store permits, r ratelimit.PermitRequest) ratelimit.Permit {
-	t.Helper()
-	permit, err := store.Acquire(t.Context(), r)
-	must(t, err)
-	return permit
-}
-
 func wantCount(t *testing.T, store permits, limit ratelimit.InFlight, key string, want int) {
 	t.Helper()
 	held, err := store.Held(t.Context(), limit, key)
@@ -37,13 +30,13 @@ func wantCount(t *testing.T, store permits, limit ratelimit.InFlight, key string
 func TestWeights(t *testing.T) {
 	flightStores(t, func(t *testing.T, store flightStore, begin func() pgx.Tx, clock *clock) {
 		limit := ratelimit.InFlight{Name: "weights", Limit: 10, Lease: time.Minute}
-		three := request(t, store, limit.ForN("a", 3))
+		three := acquire(t, store, limit.ForN("a", 3))
 		if !three.OK || len(three.More) != 2 || three.N != 3 {
 			t.Fatalf("got %+v, want three", three)
 		}
 		wantCount(t, store, limit, "a", 3)
-		six := request(t, store, limit.ForN("a", 6))
-		refused := request(t, store, limit.ForN("a", 2))
+		six := acquire(t, store, limit.ForN("a", 6))
+		refused := acquire(t, store, limit.ForN("a", 2))
 		if !six.OK || refused.OK || !refused.NotBefore.Equal(three.Until) {
 			t.Errorf("got %+v and %+v, want six, and a refusal until the first lease ends", six, refused)
 		}
@@ -113,7 +106,7 @@ func TestWeightsNever(t *testing.T) {
 			}
 			_ = tx.Rollback(t.Context())
 		}
-		if permit := request(t, store, other.ForN("", ratelimit.MaxPermits)); !permit.OK || len(permit.More) != ratelimit.MaxPermits-1 {
+		if permit := acquire(t, store, other.ForN("", ratelimit.MaxPermits)); !permit.OK || len(permit.More) != ratelimit.MaxPermits-1 {
 			t.Errorf("got %v, want the most", permit)
 		}
 	})
@@ -129,7 +122,7 @@ func TestWeightsBesideAnOpenTransaction(t *testing.T) {
 		if permit, err := store.AcquireTx(t.Context(), tx, limit.For(key)); err != nil || !permit.OK {
 			t.Errorf("got %v, and %v", permit, err)
 		}
-		if permit := request(t, store, limit.ForN(key, 4)); !permit.OK {
+		if permit := acquire(t, store, limit.ForN(key, 4)); !permit.OK {
 			t.Errorf("key %q: got %v, want the other four", key, permit)
 		}
 		should(t, tx.Rollback(t.Context()))
@@ -150,7 +143,7 @@ func TestPermitsOfSeveralLimits(t *testing.T) {
 		if of := permit.Parts()[1]; len(of.More) != 2 || !of.Until.Equal(permit.Until.Add(time.Minute)) {
 			t.Errorf("got %+v, want three for two minutes", of)
 		}
-		if refused := request(t, store, both); refused.OK || refused.InFlight.Name != "all" {
+		if refused := acquire(t, store, both); refused.OK || refused.InFlight.Name != "all" {
 			t.Errorf("got %+v, want a refusal by all", refused)
 		}
 		wantCount(t, store, tenant, "a", 2)
@@ -204,7 +197,7 @@ func TestWaitersOfSeveralInOrder(t *testing.T) {
 
 func largeBeforeSmall(t *testing.T, store permits, inLine func(came int)) {
 	limit := ratelimit.InFlight{Name: "order", Limit: 3, Lease: time.Minute}
-	held := request(t, store, limit.ForN("", 2))
+	held := acquire(t, store, limit.ForN("", 2))
 	ctx := within(t, 30*time.Second)
 	served := make(chan ratelimit.Permit, 2)
 	for i, n := range []int{3, 1} {
@@ -227,7 +220,7 @@ func largeBeforeSmall(t *testing.T, store permits, inLine func(came int)) {
 func TestWaiterOfSeveralGivesUp(t *testing.T) {
 	permitStores(t, false, func(t *testing.T, store flightStore, _ func() pgx.Tx, _ *clock) {
 		limit := ratelimit.InFlight{Name: "gives up", Limit: 4, Lease: time.Minute}
-		one := request(t, store, limit.For(""))
+		one := acquire(t, store, limit.For(""))
 		ctx := within(t, 500*time.Millisecond)
 		if permit, err := store.AcquireWait(ctx, limit.ForN("", 4)); !errors.Is(err, context.DeadlineExceeded) || permit.OK {
 			t.Errorf("got %v, and %v", permit, err)
