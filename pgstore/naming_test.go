@@ -95,18 +95,23 @@ func TestWaitInATransactionIsNamed(t *testing.T) {
 				return errOf(store.ReplaceTx(ctx, tx, change(a), change(b)))
 			},
 		} {
-			for cause, bounded := range map[error]func(pgx.Tx) context.Context{
-				context.DeadlineExceeded: func(pgx.Tx) context.Context { return within(t, 20*time.Millisecond) },
-				pgstore.ErrLocked: func(tx pgx.Tx) context.Context {
-					mustExec(t, tx, "SET LOCAL lock_timeout = 10")
-					return t.Context()
-				},
-			} {
+			for _, cause := range []error{context.Canceled, pgstore.ErrLocked} {
 				tx := begin(t, db, pgx.ReadCommitted)
-				err := do(bounded(tx), tx)
+				ctx, cancel := context.WithCancel(t.Context())
+				if cause == pgstore.ErrLocked {
+					mustExec(t, tx, "SET LOCAL lock_timeout = 10")
+				}
+				ended := make(chan error, 1)
+				go func() { ended <- do(ctx, tx) }()
+				if cause == context.Canceled {
+					waitsForLock(t, db, tx)
+					cancel()
+				}
+				err := <-ended
 				if !errors.Is(err, cause) || !strings.Contains(err.Error(), strconv.Quote(l.Name)) || strings.Contains(err.Error(), key) {
 					t.Errorf("%s, %s is locked: got %v, want %v that names it", verb, l.Name, err, cause)
 				}
+				cancel()
 				_ = tx.Rollback(t.Context())
 			}
 		}
