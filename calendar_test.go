@@ -2,7 +2,6 @@ package ratelimit_test
 
 import (
 	"encoding/json"
-	"fmt"
 	"testing"
 	"time"
 
@@ -98,16 +97,5 @@ func TestCalendarInvalid(t *testing.T) {
 	} {
 		var d Definition
 		checkFields(t, text, json.Unmarshal([]byte(`{"name": "q", "rate": 1, `+text+`}`), &d), want)
-	}
-}
-
-func checkFields(t *testing.T, what any, err error, want []string) {
-	t.Helper()
-	var got []string
-	for _, fe := range fieldErrors(err) {
-		got = append(got, fmt.Sprintf("%s %v", fe.Field, fe.Value))
-	}
-	if fmt.Sprintf("%q", got) != fmt.Sprintf("%q", want) {
-		t.Errorf("%v: %v, bad fields %q, want %q", what, err, got, want)
 	}
 }

@@ -30,6 +30,18 @@ func fieldErrors(err error) []*FieldError {
 	return nil
 }
 
+// checkFields wants an error to be of fields and their values, and of no others.
+func checkFields(t *testing.T, what any, err error, want []string) {
+	t.Helper()
+	var got []string
+	for _, fe := range fieldErrors(err) {
+		got = append(got, fmt.Sprintf("%s %v", fe.Field, fe.Value))
+	}
+	if !slices.Equal(got, want) || errors.Is(err, ErrInvalid) != (len(want) > 0) {
+		t.Errorf("%v: %v, bad fields %q, want %q", what, err, got, want)
+	}
+}
+
 // windowOf is a fixed window with the fields of l, for what holds of both
 // kinds.
 func windowOf(l TokenBucket) FixedWindow {
@@ -117,20 +129,11 @@ func TestValidate(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			for _, limit := range []Limit{tt.limit, windowOf(tt.limit)} {
 				err := limit.Validate()
-				var got []string
+				checkFields(t, fmt.Sprintf("%T", limit), err, tt.want)
 				for _, fe := range fieldErrors(err) {
-					got = append(got, fmt.Sprintf("%s %v", fe.Field, fe.Value))
 					if fe.Limit != tt.limit.Name || fe.Reason == "" {
 						t.Errorf("%T: %s: Limit, Reason = %q, %q, want %q and a reason", limit, fe.Field, fe.Limit, fe.Reason, tt.limit.Name)
 					}
-				}
-				slices.Sort(got)
-				want := slices.Sorted(slices.Values(tt.want))
-				if !slices.Equal(got, want) {
-					t.Errorf("%T: Validate() = %v, bad fields %q, want %q", limit, err, got, want)
-				}
-				if got, want := errors.Is(err, ErrInvalid), len(tt.want) > 0; got != want {
-					t.Errorf("%T: errors.Is(err, ErrInvalid) = %v, want %v", limit, got, want)
 				}
 				if errors.Is(err, ErrExceedsCapacity) || errors.Is(err, ErrRefused) {
 					t.Errorf("%T: %v is ErrExceedsCapacity or ErrRefused", limit, err)
@@ -178,22 +181,13 @@ func TestRequestValidate(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			err := tt.request.Validate()
-			var got []string
-			for _, fe := range fieldErrors(err) {
-				got = append(got, fmt.Sprintf("%s %v", fe.Field, fe.Value))
-			}
-			if !slices.Equal(got, tt.want) {
-				t.Errorf("Validate() = %v, bad fields %q, want %q", err, got, tt.want)
-			}
-			if got, want := errors.Is(err, ErrInvalid), len(tt.want) > 0; got != want {
-				t.Errorf("errors.Is(err, ErrInvalid) = %v, want %v", got, want)
-			}
+			checkFields(t, "Validate()", tt.request.Validate(), tt.want)
 		})
 	}
 }
 
-// A long value is cut, so that one bad name does not fill the log, and a key is not told.
+// A long value is cut, so that one bad name does not fill the log, a key is not told, and None is told by
+// its name.
 func TestFieldErrorIsShort(t *testing.T) {
 	limit := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
 	err := limit.For(strings.Repeat("k", 100_000)).Validate()
@@ -204,6 +198,10 @@ func TestFieldErrorIsShort(t *testing.T) {
 	name := `"` + strings.Repeat("n", 64) + `"…`
 	if got, want := limit.Validate().Error(), "ratelimit: limit "+name+": Name "+name+": must be at most 255 bytes long"; got != want {
 		t.Errorf("Error() = %.200q, want %q", got, want)
+	}
+	err = TokenBucket{Name: "a", Rate: None, Period: time.Second}.Validate()
+	if got, want := err.Error(), `ratelimit: limit "a": Rate none: must be positive`; got != want {
+		t.Errorf("Error() = %q, want %q", got, want)
 	}
 }
 
@@ -306,3 +304,14 @@ func TestDefinitionValidate(t *testing.T) {
 		}
 	}
 }
+
+// must fails the test for an error.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// errOf returns the error of a call that returns a value besides.
+func errOf[T any](_ T, err error) error { return err }

@@ -18,6 +18,13 @@ import (
 // database.
 var noon = time.Date(2025, 3, 14, 12, 0, 0, 0, time.UTC)
 
+// check ends the program for an error.
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
 // Definitions are values. They are kept where the code that they limit is.
 func Example() {
 	sendMessage := ratelimit.TokenBucket{Name: "send_message", Rate: 10, Period: time.Minute, Capacity: 20}
@@ -26,9 +33,7 @@ func Example() {
 	store := memstore.New(func() time.Time { return noon })
 
 	res, err := store.Allow(context.Background(), sendMessage.For("alice"))
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	fmt.Println(res.OK, res.Remaining)
 	// Output: true 19
 }
@@ -41,9 +46,7 @@ func ExampleTokenBucket() {
 
 	for range 5 {
 		res, err := store.Allow(context.Background(), limit.For("alice"))
-		if err != nil {
-			log.Fatal(err)
-		}
+		check(err)
 		fmt.Println(now.Format(time.TimeOnly), res.OK, res.Remaining, res.RetryAfter)
 		now = now.Add(res.RetryAfter) // the same call made then succeeds
 	}
@@ -65,9 +68,7 @@ func ExampleSlidingWindow() {
 
 	for range 6 {
 		res, err := store.Allow(context.Background(), limit.For(""))
-		if err != nil {
-			log.Fatal(err)
-		}
+		check(err)
 		fmt.Println(now.Format(time.TimeOnly), res.OK, res.Remaining, res.RetryAfter)
 		now = now.Add(15*time.Second + res.RetryAfter)
 	}
@@ -92,9 +93,7 @@ func ExampleFixedWindow() {
 
 	for range 4 {
 		res, err := store.Allow(context.Background(), limit.For(""))
-		if err != nil {
-			log.Fatal(err)
-		}
+		check(err)
 		fmt.Println(now.Format(time.TimeOnly), res.OK, res.Remaining, res.RetryAfter)
 		now = now.Add(res.RetryAfter)
 	}
@@ -105,35 +104,10 @@ func ExampleFixedWindow() {
 	// 13:00:00 true 1 0s
 }
 
-// Windows that were not used roll over, up to a Capacity above Rate.
-func ExampleFixedWindow_rollover() {
-	now := noon
-	store := memstore.New(func() time.Time { return now })
-	limit := ratelimit.FixedWindow{
-		Name: "reports", Rate: 10, Period: 24 * time.Hour, Capacity: 30,
-		Start: noon,
-	}
-
-	for _, n := range []float64{30, 5, 20} {
-		res, err := store.Allow(context.Background(), limit.ForN("alice", n))
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(now.Format(time.DateOnly), res.OK, res.Remaining)
-		now = now.Add(24 * time.Hour)
-	}
-	// Output:
-	// 2025-03-14 true 0
-	// 2025-03-15 true 5
-	// 2025-03-16 false 15
-}
-
 // A quota by the month, from the day on which a customer in Berlin has subscribed.
 func ExampleFixedWindow_calendar() {
 	berlin, err := time.LoadLocation("Europe/Berlin")
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	now := time.Date(2025, 1, 31, 15, 0, 0, 0, berlin) // when the customer subscribes
 	store := memstore.New(func() time.Time { return now })
 	quota := ratelimit.FixedWindow{
@@ -142,9 +116,7 @@ func ExampleFixedWindow_calendar() {
 	}
 	for range 3 {
 		res, err := store.Allow(context.Background(), quota.ForN("customer", 80))
-		if err != nil {
-			log.Fatal(err)
-		}
+		check(err)
 		fmt.Println(now.Format(time.DateTime), res.OK, res.Remaining, res.RetryAt.In(berlin).Format(time.DateTime))
 		now = now.AddDate(0, 0, 14)
 	}
@@ -164,14 +136,11 @@ func ExampleFixedWindow_annualPlan() {
 	yearly := ratelimit.FixedWindow{Name: "yearly", Rate: 1200, Every: ratelimit.Year, Anchor: begun}
 
 	// A limit begins full. What the later months bring is taken off when the plan is booked.
-	if _, err := store.Allow(context.Background(), monthly.ForN("customer", 1100)); err != nil {
-		log.Fatal(err)
-	}
+	_, err := store.Allow(context.Background(), monthly.ForN("customer", 1100))
+	check(err)
 	for _, n := range []float64{40, 150, 100} {
 		res, err := store.Allow(context.Background(), monthly.ForN("customer", n), yearly.ForN("customer", n))
-		if err != nil {
-			log.Fatal(err)
-		}
+		check(err)
 		fmt.Println(now.Format(time.DateOnly), res.OK, res.Several[0].Remaining, res.Several[1].Remaining)
 		now = now.AddDate(0, 1, 0)
 	}
@@ -202,9 +171,7 @@ func ExampleFixedWindow_customerWhoMoves() {
 	quota := ratelimit.FixedWindow{Name: "quota", Rate: 100, Every: ratelimit.Month, Zone: "Europe/Berlin"}
 	for range 2 {
 		res, err := store.Allow(context.Background(), quota.ForN("customer", 80))
-		if err != nil {
-			log.Fatal(err)
-		}
+		check(err)
 		fmt.Println(quota.Zone, res.OK, res.Remaining, res.RetryAt)
 		now = now.Add(6 * time.Hour) // 01:00 on 1 April in New York
 		quota.Zone = "America/New_York"
@@ -220,9 +187,7 @@ func ExampleStatus_Crossed() {
 	quota := ratelimit.FixedWindow{Name: "quota", Rate: 10, Every: ratelimit.Month}
 	for i := range 10 {
 		res, err := store.Allow(context.Background(), quota.For("customer"))
-		if err != nil {
-			log.Fatal(err)
-		}
+		check(err)
 		if res.Crossed(0.8) {
 			fmt.Println("call", i+1, "leaves", res.Remaining)
 		}
@@ -238,9 +203,7 @@ func ExampleRequest_Above() {
 		api.ForN("customer", 50).Above(0.5), api.For("customer").Above(0.5), api.ForN("customer", 40),
 	} {
 		res, err := store.Allow(context.Background(), r)
-		if err != nil {
-			log.Fatal(err)
-		}
+		check(err)
 		fmt.Println(res, res.Crossed(0.8))
 	}
 	// Output:
@@ -258,9 +221,7 @@ func ExampleTokenBucket_plans() {
 
 	for _, r := range []ratelimit.Request{free.For("alice"), paid.For("bob")} {
 		res, err := store.Allow(context.Background(), r)
-		if err != nil {
-			log.Fatal(err)
-		}
+		check(err)
 		fmt.Println(r.Key, res.Remaining, "of", res.Capacity)
 	}
 	// Output:
@@ -278,9 +239,7 @@ func Example_severalLimits() {
 
 	for range 2 {
 		res, err := store.Allow(ctx, requests.For("acme"), tokens.ForN("acme", 30_000))
-		if err != nil {
-			log.Fatal(err)
-		}
+		check(err)
 		fmt.Println(res.OK, res.RetryAfter)
 		for _, s := range res.Each() {
 			fmt.Println(" ", s.Request.Limit.Definition().Name, s.OK, s.Remaining)
@@ -303,9 +262,7 @@ func Example_reserve() {
 
 	for range 5 {
 		res, err := store.Reserve(context.Background(), limit.For(""))
-		if err != nil {
-			log.Fatal(err)
-		}
+		check(err)
 		fmt.Println(res.OK, res.RetryAt.Format(time.TimeOnly))
 	}
 	// Output:
@@ -314,50 +271,6 @@ func Example_reserve() {
 	// true 12:00:01
 	// true 12:00:02
 	// false 12:00:01
-}
-
-// Without capacity there are no bursts: however long it was idle, what is
-// reserved runs evenly spaced.
-func Example_spacing() {
-	store := memstore.New(func() time.Time { return noon })
-	limit := ratelimit.TokenBucket{Name: "mail", Rate: 4, Period: time.Second, Capacity: ratelimit.None}
-
-	for range 4 {
-		res, err := store.Reserve(context.Background(), limit.For(""))
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(res.RetryAt.Format("15:04:05.00"))
-	}
-	// Output:
-	// 12:00:00.25
-	// 12:00:00.50
-	// 12:00:00.75
-	// 12:00:01.00
-}
-
-// A count of 0 asks whether a key is in debt.
-func Example_inDebt() {
-	ctx := context.Background()
-	now := noon
-	store := memstore.New(func() time.Time { return now })
-	limit := ratelimit.TokenBucket{Name: "llm_tokens", Rate: 100, Period: time.Second}
-
-	// The call used 250 tokens; they are spent, whatever the limit says.
-	if _, err := store.Reserve(ctx, limit.ForN("alice", 250)); err != nil {
-		log.Fatal(err)
-	}
-	for range 2 {
-		res, err := store.Check(ctx, limit.ForN("alice", 0))
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(res.OK, res.Value, res.RetryAfter)
-		now = now.Add(res.RetryAfter)
-	}
-	// Output:
-	// false -150 1.5s
-	// true 0 0s
 }
 
 // A count that can never be granted is an error, and not a wait.
@@ -423,24 +336,6 @@ func ExampleResult_Err() {
 	// Retry-After: 60
 }
 
-// An estimate is taken before the work, and what it did not need given back.
-func Example_credit() {
-	ctx := context.Background()
-	store := memstore.New(func() time.Time { return noon })
-	limit := ratelimit.TokenBucket{Name: "llm_tokens", Rate: 40_000, Period: time.Minute}
-
-	const estimate, used = 8_000, 1_234
-	if _, err := store.Allow(ctx, limit.ForN("acme", estimate)); err != nil {
-		log.Fatal(err)
-	}
-	status, err := store.Credit(ctx, limit.ForN("acme", estimate-used))
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(status.Remaining)
-	// Output: 38766
-}
-
 // A reservation whose work will not run is cancelled: what it took is given
 // back, once.
 func Example_cancel() {
@@ -449,21 +344,15 @@ func Example_cancel() {
 	limit := ratelimit.TokenBucket{Name: "third_party", Rate: 1, Period: time.Second, Capacity: 2}
 
 	res, err := store.Reserve(ctx, limit.ForN("", 5))
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	fmt.Println(res.Value)
 	for range 2 {
 		cancelled, err := store.Cancel(ctx, res.Receipt)
-		if err != nil {
-			log.Fatal(err)
-		}
+		check(err)
 		fmt.Println("cancelled:", cancelled)
 	}
 	after, err := store.Check(ctx, limit.ForN("", 0))
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	fmt.Println(after.Value)
 	// Output:
 	// -3
@@ -481,15 +370,11 @@ func Example_pause() {
 	limit := ratelimit.TokenBucket{Name: "third_party", Rate: 1, Period: time.Second, Capacity: 10}
 
 	until, err := store.Pause(ctx, limit, "", 30*time.Second)
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	fmt.Println("until", until.Format(time.TimeOnly))
 	for range 2 {
 		res, err := store.Allow(ctx, limit.For(""))
-		if err != nil {
-			log.Fatal(err)
-		}
+		check(err)
 		fmt.Println(now.Format(time.TimeOnly), res.OK, res.Remaining, res.RetryAfter)
 		now = now.Add(res.RetryAfter)
 	}
@@ -497,28 +382,6 @@ func Example_pause() {
 	// until 12:00:30
 	// 12:00:00 false 0 31s
 	// 12:00:31 true 0 0s
-}
-
-// The third party is back early. From then on the limit fills again.
-func Example_resume() {
-	ctx := context.Background()
-	now := noon
-	store := memstore.New(func() time.Time { return now })
-	limit := ratelimit.TokenBucket{Name: "third_party", Rate: 1, Period: time.Second, Capacity: 10}
-
-	if _, err := store.Pause(ctx, limit, "", time.Hour); err != nil {
-		log.Fatal(err)
-	}
-	now = now.Add(time.Minute)
-	if err := store.Resume(ctx, limit, ""); err != nil {
-		log.Fatal(err)
-	}
-	res, err := store.Check(ctx, limit.For(""))
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(res.OK, res.RetryAfter)
-	// Output: false 1s
 }
 
 // The parts of a key cannot run into each other: a user who chooses a name with
@@ -547,40 +410,6 @@ func ExampleValidate() {
 	// ratelimit: limit "send_message": Name "send_message": is defined twice
 }
 
-// A list of limits, such as an admin page has. NameOf is for metrics too.
-func ExampleNameOf() {
-	limits := []ratelimit.Limit{
-		ratelimit.TokenBucket{Name: "mail", Rate: 4, Period: time.Second, Capacity: ratelimit.None, Shards: 8},
-		ratelimit.FixedWindow{Name: "sign_up", Rate: 100, Period: time.Hour, MaxReserved: 10},
-	}
-	for _, l := range limits {
-		fmt.Println(ratelimit.NameOf(l), "is", l)
-	}
-	// Output:
-	// mail is token bucket "mail": 4 per 1s, capacity none, max reserved unlimited, 8 shards
-	// sign_up is fixed window "sign_up": 100 per 1h, capacity 100, max reserved 10
-}
-
-// Printed, an answer has its key in it.
-func ExampleStatus_String() {
-	store := memstore.New(func() time.Time { return noon })
-	limit := ratelimit.TokenBucket{Name: "send_message", Rate: 10, Period: time.Minute}
-
-	for range 2 {
-		res, err := store.Allow(context.Background(), limit.ForN("alice", 6))
-		if err != nil {
-			log.Fatal(err)
-		}
-		fmt.Println(res)
-		fmt.Println(ratelimit.LogKeys(res)) // for those who may see whose limit it is
-	}
-	// Output:
-	// 6 of "send_message": ok, 4 of 10 left
-	// 6 of "send_message" for "alice": ok, 4 of 10 left
-	// 6 of "send_message": refused, retry after 12s, 4 of 10 left
-	// 6 of "send_message" for "alice": refused, retry after 12s, 4 of 10 left
-}
-
 // Logged, an answer is a group, without the key unless that is asked for.
 func ExampleLogKeys() {
 	logger := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
@@ -595,9 +424,7 @@ func ExampleLogKeys() {
 	limit := ratelimit.TokenBucket{Name: "sign_in", Rate: 10, Period: time.Minute}
 
 	res, err := store.Allow(context.Background(), limit.For("alice@example.com"))
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	logger.Info("signed in", "limit", res.Request)
 	logger.Info("signed in", "limit", ratelimit.LogKeys(res.Request))
 	logger.Info("signed in", "", res) // inline
@@ -615,15 +442,11 @@ func ExampleDefinition_UnmarshalJSON() {
 		{"name": "sign_up", "kind": "fixed window", "rate": 100, "period": "24h", "maxReserved": "none",
 		 "start": "2025-01-01T00:00:00+01:00"}
 	]`), &limits)
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	for _, d := range limits {
 		fmt.Println(d.Limit().For("alice"))
 		text, err := json.Marshal(d)
-		if err != nil {
-			log.Fatal(err)
-		}
+		check(err)
 		fmt.Println(string(text))
 	}
 
@@ -646,9 +469,7 @@ func ExampleResult_Instants() {
 
 	const jobs = 5
 	res, err := store.Reserve(ctx, limit.ForN("", jobs))
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	for _, at := range res.Instants(jobs) {
 		fmt.Println(at.Sub(res.At))
 	}
@@ -668,20 +489,14 @@ func ExampleResult_Split() {
 	limit := ratelimit.TokenBucket{Name: "llm_tokens", Rate: 1_000, Period: time.Second}
 
 	res, err := store.Reserve(ctx, limit.ForN("", 3_500))
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	jobs, err := res.Split([]float64{500}, []float64{2_000}, []float64{1_000})
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	for _, job := range jobs {
 		fmt.Println(job.Taken, "after", job.RetryAfter)
 	}
 	settled, err := store.Settle(ctx, jobs[1].Receipt, 1_200)
-	if err != nil {
-		log.Fatal(err)
-	}
+	check(err)
 	fmt.Println(settled.Value)
 	// Output:
 	// 500 after 0s

@@ -56,9 +56,7 @@ func TestPermitAsJSON(t *testing.T) {
 		Fence: at.UnixMicro() + 1, At: at, Until: at.Add(time.Minute),
 	}
 	text, err := json.Marshal(permit)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var read Permit
 	if err := json.Unmarshal(text, &read); err != nil || read.InFlight != permit.InFlight || read.Key != permit.Key || read.Fence != permit.Fence ||
 		read.Number != permit.Number || !read.Until.Equal(permit.Until) || read.Validate() != nil {

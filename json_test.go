@@ -3,7 +3,6 @@ package ratelimit_test
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -134,14 +133,7 @@ func TestUnmarshalInvalid(t *testing.T) {
 	}
 	for _, tt := range tests {
 		var d Definition
-		err := json.Unmarshal([]byte(tt.text), &d)
-		var got []string
-		for _, fe := range fieldErrors(err) {
-			got = append(got, fmt.Sprintf("%s %v", fe.Field, fe.Value))
-		}
-		if fmt.Sprintf("%q", got) != fmt.Sprintf("%q", tt.want) || !errors.Is(err, ErrInvalid) {
-			t.Errorf("Unmarshal(%s) = %v, bad fields %q, want %q", tt.text, err, got, tt.want)
-		}
+		checkFields(t, tt.text, json.Unmarshal([]byte(tt.text), &d), tt.want)
 		if d != (Definition{}) {
 			t.Errorf("Unmarshal(%s) left %v behind", tt.text, d)
 		}

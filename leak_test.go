@@ -21,18 +21,14 @@ func events(t *testing.T, requests []Request) (all []any) {
 	})
 	for range 2 {
 		granted, err := store.Allow(t.Context(), requests...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		store.Settle(t.Context(), granted.Receipt, 1, 1)
 		store.Cancel(t.Context(), granted.Receipt)
 	}
 	store.Allow(t.Context(), requests[0].Limit.ForN(leak.Key, 1e9))
 	store.Credit(t.Context(), requests[0])
 	permit, err := store.Permits().Acquire(t.Context(), InFlight{Name: "calls", Limit: 1}.For(leak.Key))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	store.Permits().Release(t.Context(), permit)
 	locked := fmt.Errorf("somebody has locked limit %q, key %q", "api", leak.Key)
 	return append(all, Event{Err: locked, Requests: requests}, Event{Err: locked, Permit: &permit})
@@ -50,9 +46,7 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		t.Fatal(granted, err)
 	}
 	one, err := store.Allow(t.Context(), api.For(leak.Key))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	refused, err := store.Allow(t.Context(), both...)
 	if err != nil || refused.OK {
 		t.Fatal(refused, err)
@@ -109,13 +103,9 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	}
 	leak.Check(t, ".", values, "Receipt", "Permit")
 
-	if _, err := store.Settle(t.Context(), one.Receipt, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(store.Settle(t.Context(), one.Receipt, 0)))
 	_, settled := store.Settle(t.Context(), one.Receipt, 0)
-	if err := store.Permits().Release(t.Context(), permit); err != nil {
-		t.Fatal(err)
-	}
+	must(t, store.Permits().Release(t.Context(), permit))
 	_, lost := store.Permits().Renew(t.Context(), permit)
 	short, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()

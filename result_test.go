@@ -15,9 +15,7 @@ var t0 = time.Date(2025, 3, 14, 12, 0, 0, 0, time.UTC)
 func TestResultErr(t *testing.T) {
 	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
 	call, err := decide.New(false, a.ForN("k", 2))
-	if err != nil {
-		t.Fatalf("decide.New() = %v", err)
-	}
+	must(t, err)
 	checked := func(value float64) Result {
 		return call.Checked(decide.View{States: [][]bucket.State{{{Value: value, TS: t0}}}, At: t0})
 	}

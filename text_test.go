@@ -160,11 +160,3 @@ func TestTextOfAnything(t *testing.T) {
 		}
 	}
 }
-
-// None is told by its name.
-func TestFieldErrorNone(t *testing.T) {
-	err := TokenBucket{Name: "a", Rate: None, Period: time.Second}.Validate()
-	if got, want := err.Error(), `ratelimit: limit "a": Rate none: must be positive`; got != want {
-		t.Errorf("Error() = %q, want %q", got, want)
-	}
-}

@@ -30,7 +30,6 @@ var examples = []struct {
 		"five orders, five tokens",
 		"only failures count",
 	}},
-	{"inflight", 4, []string{"120 of 120 prompts answered, 0 twice, although"}},
 	{"login", 4, []string{
 		"3 of 5 left",
 		"5 of 5 left",

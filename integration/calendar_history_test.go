@@ -1,15 +1,12 @@
 package integration
 
 import (
-	"math"
-	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
-	"github.com/pgratelimit/ratelimit/internal/curve"
 	"pgregory.net/rapid"
 )
 
@@ -107,9 +104,7 @@ func laterByCalendar(t *rapid.T, h *history, back bool) int64 {
 		now = h.exact.edges[h.exact.edgesUpTo(now)+rapid.IntRange(0, 3).Draw(t, "edges")] - rapid.Int64Range(0, 1).Draw(t, "µs before")
 	case 2:
 		location, err := time.LoadLocation(h.d.Zone)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if _, end := instant(now).In(location).ZoneBounds(); !end.IsZero() {
 			now = end.UnixMicro() - rapid.Int64Range(0, 1).Draw(t, "µs before")
 		}
@@ -176,102 +171,4 @@ func TestCalendarExact(t *testing.T) {
 			h.settle(t, h.retry)
 		}
 	})
-}
-
-// In no stretch of a history, wherever it begins and ends, does a quota grant more than its
-// capacity and what its edges in that stretch bring, by the instants that callers are told; and
-// all of that can be had. A reservation is due when the last of its tokens is there, of which
-// some were there before.
-func TestCalendarCurve(t *testing.T) {
-	fewer(t, 2)
-	worst, touched := 0.0, 0
-	rapid.Check(t, func(t *rapid.T) {
-		h := newCalendarHistory(t, quotas().Draw(t, "limit"))
-		var grants []curve.Event
-		burst := h.d.Capacity
-		for range 60 {
-			h.now = laterByCalendar(t, h, true)
-			for range rapid.IntRange(1, 4).Draw(t, "calls") {
-				reserve := h.d.MaxReserved > 0 && rapid.Bool().Draw(t, "reserve")
-				n := min(counts(h.d, reserve).Draw(t, "count"), max(h.d.Rate, h.d.Capacity))
-				if !reserve && rapid.Bool().Draw(t, "all that is left") {
-					if n = h.d.Refill(h.state, instant(h.now)).Value; n < h.d.Rate*1e-6 {
-						n = 0
-					}
-				}
-				if !h.take(t, reserve, n) {
-					continue
-				}
-				grants = append(grants, curve.Event{At: instant(h.retry), Count: n})
-				if reserve {
-					burst = max(burst, h.d.Rate+n)
-				}
-			}
-		}
-		slices.SortFunc(grants, func(a, b curve.Event) int { return a.At.Compare(b.At) })
-		most := 0.0
-		for i, from := range grants {
-			used, had := 0.0, h.exact.edgesUpTo(from.At.UnixMicro())
-			for _, g := range grants[i:] {
-				used += g.Count
-				edges := h.exact.edgesUpTo(g.At.UnixMicro()) - had
-				if bound := burst + h.d.Rate*float64(edges); used > 0 {
-					most = max(most, used/bound)
-				}
-			}
-		}
-		if most > 1+1e-9 {
-			t.Fatalf("%v of the bound: %v", most, h.d)
-		}
-		if worst = max(worst, most); most > 1-1e-9 {
-			touched++
-		}
-	})
-	t.Logf("at worst %v of the bound, which %d histories touched", worst, touched)
-	if touched == 0 {
-		t.Errorf("the bound was never touched: at worst %v", worst)
-	}
-}
-
-// While two programs with different anchors, zones and times take from a quota in turn, it refills
-// no sooner than its shortest window after it refilled last, but for the slack of zones. So in no
-// stretch is more granted than by one of them, but for one refill: a program whose edge does not
-// count takes what is left of the window before, and then the other's edge comes in late.
-func TestCalendarMoves(t *testing.T) {
-	fewer(t, 1)
-	most := 0
-	rapid.Check(t, func(t *rapid.T) {
-		both, shortest := versions(t), int64(math.MaxInt64)
-		for _, v := range both {
-			for n, edge := range v.exact.edges[1:] {
-				shortest = min(shortest, edge-v.exact.edges[n]-v.exact.slack)
-			}
-		}
-		if shortest <= 0 {
-			t.Skip("where a zone goes over the date line, a day from 02:30 on is shorter than the slack")
-		}
-		h := newCalendarHistory(t, both[0].quota)
-		var grants []curve.Event
-		for range 60 {
-			h.now = laterByCalendar(t, h, false)
-			h.use(rapid.SampledFrom(both[:]).Draw(t, "version"))
-			if n := h.d.Refill(h.state, instant(h.now)).Value; n > h.d.Rate*1e-6 && h.take(t, false, n) {
-				grants = append(grants, curve.Event{At: instant(h.now), Count: n})
-			}
-		}
-		for i, from := range grants {
-			used := 0.0
-			for n, g := range grants[i:] {
-				used += g.Count
-				windows := 2 + g.At.Sub(from.At).Microseconds()/shortest
-				if bound := h.d.Capacity + h.d.Rate*float64(windows); used > bound*(1+1e-9) {
-					t.Fatalf("%v from %v to %v, of which %v are right: %v and %v", used, from.At, g.At, bound, both[0].quota, both[1].quota)
-				}
-				most = max(most, n)
-			}
-		}
-	})
-	if most < 3 {
-		t.Errorf("a quota was granted from %d times at most", most)
-	}
 }

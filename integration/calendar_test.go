@@ -17,9 +17,7 @@ import (
 // are counted as there are. Of zones whose clocks have always shown the same, one is looked at.
 func TestCalendarEdges(t *testing.T) {
 	names, err := zoneNames()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	every := 8 // of which one is compared
 	switch {
 	case testing.Short():
@@ -34,9 +32,7 @@ func TestCalendarEdges(t *testing.T) {
 			continue
 		}
 		location, err := time.LoadLocation(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		stretches, err := stretchesOf(location, 1990, 2051)
 		if err != nil {
 			t.Error(err)

@@ -33,9 +33,7 @@ const manyChecks = "200"
 func checks(t *testing.T) int {
 	t.Helper()
 	n, err := strconv.Atoi(flag.Lookup("rapid.checks").Value.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return n
 }
 
@@ -326,9 +324,7 @@ func (h *history) asPromised(t *rapid.T, call *decide.Call) {
 // debtPaid asks at a reservation's instant whether the limit is in debt.
 func (h *history) debtPaid(t *rapid.T, result ratelimit.Result) {
 	call, err := decide.New(false, h.limit.ForN("k", 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if due := checked(&call, result.RetryAt, h.state); !due.OK {
 		t.Fatalf("in debt when the reservation is due, for another %v: %v tokens", due.RetryAfter, due.Value)
 	}
@@ -383,103 +379,9 @@ func TestExact(t *testing.T) {
 	})
 }
 
-// A caller who does as told, and waits for the RetryAfter each time, is
-// refused once and then granted, however the limit is defined.
-func TestPromise(t *testing.T) {
-	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
-		h := newHistory(t, limits("a").Draw(t, "limit"))
-		reserve := rapid.Bool().Draw(t, "reserve")
-		n := counts(h.d, reserve).Filter(func(n float64) bool { return n > 0 || h.d.Capacity == 0 }).Draw(t, "count")
-		for range 20 {
-			if h.take(t, reserve, n) {
-				continue
-			}
-			if h.retry > epoch+(100*year).Microseconds() {
-				return // far beyond what later histories go to
-			}
-			h.now = h.retry
-			if !h.take(t, reserve, n) {
-				t.Fatalf("refused at the instant that was promised, %v", instant(h.now))
-			}
-		}
-	})
-}
-
-// Several limits at once are granted or refused together, and the promise is
-// for all of them.
-func TestSeveral(t *testing.T) {
-	t.Parallel()
-	ctx := context.Background()
-	rapid.Check(t, func(t *rapid.T) {
-		now := epoch
-		s := memstore.New(func() time.Time { return instant(now) })
-		names := []string{"a", "b", "c", "d"}[:rapid.IntRange(1, 4).Draw(t, "limits")]
-		var all []ratelimit.Limit
-		for _, name := range names {
-			all = append(all, limits(name).Draw(t, name))
-		}
-		promised := now
-		for range rapid.IntRange(1, 10).Draw(t, "steps") {
-			now = later(t, definition(all[0]), now, promised, true)
-			reserve := rapid.Bool().Draw(t, "reserve")
-			take, check := s.Allow, s.Check
-			if reserve {
-				take, check = s.Reserve, s.CheckReserve
-			}
-			var requests, none []ratelimit.Request
-			for _, l := range rapid.Permutation(all).Draw(t, "order") {
-				requests = append(requests, l.ForN("k", counts(definition(l), reserve).Draw(t, "count")))
-				none = append(none, l.ForN("k", 0))
-			}
-			before := values(t, s, none)
-			foreseen, err := check(ctx, requests...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			result, err := take(ctx, requests...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if foreseen.OK != result.OK || foreseen.RetryAfter != result.RetryAfter {
-				t.Fatalf("check = %v, %v, the taking %v, %v", foreseen.OK, foreseen.RetryAfter, result.OK, result.RetryAfter)
-			}
-			after := values(t, s, none)
-			longest, refused := time.Duration(0), false
-			for i, each := range result.Each() {
-				want := before[i]
-				if result.OK {
-					want -= requests[i].Count
-				}
-				if after[i] != want {
-					t.Fatalf("OK = %v: %s had %v and has %v, %v asked", result.OK, each.Request.Limit.Definition().Name, before[i], after[i], requests[i].Count)
-				}
-				refused = refused || !each.OK
-				if each.OK == result.OK {
-					longest = max(longest, each.RetryAfter)
-				}
-			}
-			if refused == result.OK || result.RetryAfter != longest {
-				t.Fatalf("OK, RetryAfter = %v, %v, want %v, %v", result.OK, result.RetryAfter, !refused, longest)
-			}
-			promised = result.RetryAt.UnixMicro()
-			if !result.OK {
-				asked := now
-				now = promised
-				if again, err := check(ctx, requests...); err != nil || !again.OK {
-					t.Fatalf("at the promised instant: OK %v, RetryAfter %v, %v", again.OK, again.RetryAfter, err)
-				}
-				now = asked
-			}
-		}
-	})
-}
-
 func values(t *rapid.T, s *memstore.Store, none []ratelimit.Request) []float64 {
 	res, err := s.Check(context.Background(), none...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var vs []float64
 	for _, each := range res.Each() {
 		vs = append(vs, each.Value)
@@ -494,14 +396,14 @@ func pause(t *rapid.T, s *memstore.Store, l ratelimit.Limit, key string, micros 
 		return ""
 	}
 	until, err := s.Pause(context.Background(), l, key, lasts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return until.String()
 }
 
-// A result that was cancelled gives back what it took, once.
-func TestCancelOnce(t *testing.T) {
+// What is settled leaves what there would be if the call had taken that: less comes back, up to the
+// capacity, and more is taken whatever there is. To cancel is to settle for nothing. Both are done
+// once, and by its text a receipt is as good.
+func TestSettleOnce(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	rapid.Check(t, func(t *rapid.T) {
@@ -511,94 +413,52 @@ func TestCancelOnce(t *testing.T) {
 		d := definition(l)
 		none := []ratelimit.Request{l.ForN("k", 0)}
 		var taken []ratelimit.Result
-		cancelled := map[*ratelimit.Receipt]bool{}
+		settled := map[*ratelimit.Receipt]bool{nil: true}
 		spent := 0.0 // the row may have been that low, and was rounded there
 		for range rapid.IntRange(1, 20).Draw(t, "steps") {
 			now = later(t, d, now, now, true)
 			if len(taken) == 0 || rapid.Bool().Draw(t, "take") {
 				res, err := s.Reserve(ctx, l.ForN("k", counts(d, true).Draw(t, "count")))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				if res.OK != (res.Receipt != nil) {
 					t.Fatalf("OK = %v with receipt %v", res.OK, res.Receipt)
 				}
+				if res.OK && rapid.Bool().Draw(t, "by text") {
+					text, err := res.Receipt.MarshalText()
+					must(t, err)
+					res.Receipt = new(ratelimit.Receipt)
+					must(t, res.Receipt.UnmarshalText(text))
+				}
 				taken = append(taken, res)
-				spent += res.Request.Count
+				spent += res.Taken
 				continue
 			}
-			res := rapid.SampledFrom(taken).Draw(t, "cancel")
-			before := values(t, s, none)[0]
-			ok, err := s.Cancel(ctx, res.Receipt)
-			if err != nil {
-				t.Fatal(err)
+			res := rapid.SampledFrom(taken).Draw(t, "settle")
+			before, used, done := values(t, s, none)[0], 0.0, false
+			if res.Receipt == nil || rapid.Bool().Draw(t, "cancel") {
+				var err error
+				done, err = s.Cancel(ctx, res.Receipt)
+				must(t, err)
+			} else {
+				used = counts(d, true).Draw(t, "used")
+				got, err := s.Settle(ctx, res.Receipt, used)
+				done = err == nil
+				if !done && !errors.Is(err, ratelimit.ErrSettled) || done && (got.Taken != used || !got.OK || got.Value != values(t, s, none)[0]) {
+					t.Fatalf("Settle(%v) = %v, %v", used, got, err)
+				}
 			}
-			if want := res.Receipt != nil && !cancelled[res.Receipt]; ok != want {
-				t.Fatalf("Cancel() = %v, want %v", ok, want)
+			if done == settled[res.Receipt] {
+				t.Fatalf("settled %v, and before that %v", done, settled[res.Receipt])
 			}
 			want, off := before, 0.0
-			if ok {
-				want = min(before+res.Request.Count, d.Capacity)
+			if done {
+				settled[res.Receipt] = true
+				spent += used
+				want = min(before+res.Taken-used, max(before, d.Capacity))
 				off = max(math.Abs(before), spent, d.Capacity) * slack // added before what came in, not after
-				cancelled[res.Receipt] = true
 			}
 			if after := values(t, s, none)[0]; math.Abs(after-want) > off {
-				t.Fatalf("Cancel() = %v of %v: %v tokens after %v, want %v", ok, res.Request.Count, after, before, want)
-			}
-		}
-	})
-}
-
-// What is settled leaves what there would be if the call had taken that: less comes back,
-// up to the capacity, and more is taken whatever there is. By its text a receipt is as
-// good.
-func TestSettle(t *testing.T) {
-	t.Parallel()
-	ctx := context.Background()
-	rapid.Check(t, func(t *rapid.T) {
-		now := epoch
-		s := memstore.New(func() time.Time { return instant(now) })
-		l := limits("a").Draw(t, "limit")
-		d := definition(l)
-		none := []ratelimit.Request{l.ForN("k", 0)}
-		spent := 0.0 // the row may have been that low, and was rounded there
-		for range rapid.IntRange(1, 12).Draw(t, "steps") {
-			now = later(t, d, now, now, true)
-			res, err := s.Reserve(ctx, l.ForN("k", counts(d, true).Draw(t, "count")))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !res.OK {
-				continue
-			}
-			now = later(t, d, now, now, true)
-			receipt := res.Receipt
-			if rapid.Bool().Draw(t, "by text") {
-				text, err := receipt.MarshalText()
-				if err != nil {
-					t.Fatal(err)
-				}
-				receipt = new(ratelimit.Receipt)
-				if err := receipt.UnmarshalText(text); err != nil {
-					t.Fatal(err)
-				}
-			}
-			before, used := values(t, s, none)[0], counts(d, true).Draw(t, "used")
-			settled, err := s.Settle(ctx, receipt, used)
-			if err != nil {
-				t.Fatal(err)
-			}
-			want := min(before+res.Taken-used, max(before, d.Capacity))
-			spent += res.Taken + used
-			off := max(math.Abs(before), spent, d.Capacity) * slack
-			if math.Abs(settled.Value-want) > off || settled.Taken != used || !settled.OK {
-				t.Fatalf("Settle(%v) of %v: %v tokens after %v, want %v", used, res.Taken, settled.Value, before, want)
-			}
-			if after := values(t, s, none)[0]; after != settled.Value {
-				t.Fatalf("Settle() tells of %v tokens, and there are %v", settled.Value, after)
-			}
-			if _, err := s.Settle(ctx, receipt, used); !errors.Is(err, ratelimit.ErrSettled) {
-				t.Fatalf("Settle() again: %v", err)
+				t.Fatalf("settled %v for %v of %v: %v tokens after %v, want %v", done, used, res.Taken, after, before, want)
 			}
 		}
 	})
@@ -660,9 +520,7 @@ func TestPruneChangesNothing(t *testing.T) {
 				continue
 			}
 			n, err := pruned.Prune(ctx, limits...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			gone += n
 		}
 	})
@@ -682,3 +540,18 @@ func plain(s ratelimit.Status) any {
 	type fields ratelimit.Status
 	return fields(s)
 }
+
+// must fails the test, or the history of a property, for an error.
+func must(t interface {
+	Helper()
+	Fatal(args ...any)
+}, err error,
+) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// errOf returns the error of a call that returns a value besides.
+func errOf[T any](_ T, err error) error { return err }

@@ -115,18 +115,14 @@ func TestSlidingWindowExact(t *testing.T) {
 			n := windowCounts(l, true).Draw(t, "count")
 			switch do := rapid.SampledFrom([]string{"allow", "allow", "allow", "reserve", "reserve", "reserve", "at most", "check", "credit", "settle", "settle", "cancel", "pause", "resume"}).Draw(t, "do"); do {
 			case "credit":
-				if _, err := s.Credit(ctx, l.ForN("k", n)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errOf(s.Credit(ctx, l.ForN("k", n))))
 				m.credit(now, n)
 			case "cancel":
 				if len(taken) == 0 {
 					continue
 				}
 				i := rapid.IntRange(0, len(taken)-1).Draw(t, "which")
-				if _, err := s.Cancel(ctx, taken[i].Receipt); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errOf(s.Cancel(ctx, taken[i].Receipt)))
 				p := receipt.Payments(taken[i].Receipt)[0]
 				m.refund(now, m.slotOf(p.Slot), rat(p.Tokens))
 				taken = append(taken[:i], taken[i+1:]...)
@@ -153,9 +149,7 @@ func TestSlidingWindowExact(t *testing.T) {
 				want, slot, some := m.askAtMost(now, n)
 				want = m.told(want, slot)
 				got, err := s.AllowAtMost(ctx, l.ForN("k", n))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				if got.OK != want.ok || got.RetryAt.UnixMicro() != want.retryAt || got.OK && got.Taken != some {
 					t.Fatalf("at most %v at %v: %v of them %v at %v, want %v of them %v at %v", n, instant(now), got.Taken, got.OK, got.RetryAt, some, want.ok, instant(want.retryAt))
 				}
@@ -165,14 +159,10 @@ func TestSlidingWindowExact(t *testing.T) {
 				}
 			case "pause":
 				lasts := rapid.Int64Range(1, 2*d.Period.Microseconds()).Draw(t, "lasts")
-				if _, err := s.Pause(ctx, l, "k", time.Duration(lasts)*time.Microsecond); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errOf(s.Pause(ctx, l, "k", time.Duration(lasts)*time.Microsecond)))
 				m.pause(now, now+lasts)
 			case "resume":
-				if err := s.Resume(ctx, l, "k"); err != nil {
-					t.Fatal(err)
-				}
+				must(t, s.Resume(ctx, l, "k"))
 				m.resume(now)
 			default:
 				ask := map[string]func(context.Context, ...ratelimit.Request) (ratelimit.Result, error){
@@ -183,9 +173,7 @@ func TestSlidingWindowExact(t *testing.T) {
 					want = m.told(want, slot)
 				}
 				got, err := ask(ctx, l.ForN("k", n))
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				if delay := m.tokens(m.start(slot) - now); do == "reserve" && delay.Cmp(m.most) != 0 && near(delay, m.most) {
 					return // rounding may decide how far ahead is too far
 				}
@@ -202,9 +190,7 @@ func TestSlidingWindowExact(t *testing.T) {
 				}
 			}
 			none, err := s.Check(ctx, l.ForN("k", 0))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if want := m.value(now); !near(rat(none.Value), want) {
 				t.Fatalf("at %v: %v tokens, want %s", instant(now), none.Value, want.FloatString(9))
 			}
@@ -220,9 +206,10 @@ func near(a, b *big.Rat) bool {
 	return off.Abs(off).Cmp(slack) <= 0
 }
 
-// TestSlidingWindowPromise: whoever is refused and asks again exactly at RetryAfter is
-// served, whatever the definition and the counts, and a microsecond before is not.
-func TestSlidingWindowPromise(t *testing.T) {
+// TestPromise: whoever is refused and asks again exactly at RetryAfter is served, whatever the
+// definition and the counts, and a microsecond before is not. This is of sliding windows; of the
+// other kinds, TestExact asks again after each refusal.
+func TestPromise(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	definitions, kept := 0, 0
@@ -246,15 +233,11 @@ func TestSlidingWindowPromise(t *testing.T) {
 				take, check = s.Reserve, s.CheckReserve
 			}
 			if rapid.IntRange(0, 9).Draw(t, "pause") == 0 {
-				if _, err := s.Pause(ctx, l, "k", time.Duration(1+rapid.Int64Range(0, d.Period.Microseconds()).Draw(t, "lasts"))*time.Microsecond); err != nil {
-					t.Fatal(err)
-				}
+				must(t, errOf(s.Pause(ctx, l, "k", time.Duration(1+rapid.Int64Range(0, d.Period.Microseconds()).Draw(t, "lasts"))*time.Microsecond)))
 			}
 			ask := l.ForN("k", windowCounts(l, false).Draw(t, "count"))
 			refused, err := take(ctx, ask)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if refused.OK {
 				continue
 			}
@@ -417,150 +400,6 @@ func TestArrivalCurve(t *testing.T) {
 			})
 		}
 	}
-}
-
-// TestSettledWindow: whatever was settled, for less or more, by when it was told or by when
-// it was settled, and however many pieces share a reservation: at each grant, in no window
-// that has it there is more than Rate. (With shards it is settled for less only: what is
-// given back to one shard can be granted while others are in debt.)
-func TestSettledWindow(t *testing.T) {
-	for _, shards := range []bool{false, true} {
-		t.Run(fmt.Sprint("shards ", shards), func(t *testing.T) {
-			fewer(t, 1)
-			worst := 0.0
-			tally := map[string]int{}
-			rapid.Check(t, func(rt *rapid.T) {
-				l := slidingWindows(true).Draw(rt, "limit")
-				if shards {
-					l = sharded(rt, l)
-				}
-				w := settledWindow{arrivals: newArrivals(l), tally: tally}
-				for range 60 {
-					w.step(rt)
-					w.now += rapid.Int64Range(0, l.Definition().Period.Microseconds()/3).Draw(rt, "µs")
-				}
-				if w.worst > 1+1e-9 {
-					rt.Fatalf("%v: a window has %v of its rate", l, w.worst)
-				}
-				worst = max(worst, w.worst)
-			})
-			t.Logf("at worst %.4f of the bound; %v", worst, tally)
-			if worst < 1-1e-9 {
-				t.Errorf("the bound was never touched: at worst %v", worst)
-			}
-			for _, what := range []string{"less", "more", "at most", "batch"} {
-				if tally[what] < 20 && (what != "more" || !shards) {
-					t.Errorf("%s %d times tells little", what, tally[what])
-				}
-			}
-		})
-	}
-}
-
-// settledWindow is a history of a sliding window whose calls are settled.
-type settledWindow struct {
-	*arrivals
-	open  []openCall
-	worst float64
-	tally map[string]int
-}
-
-// openCall is a call that can be settled, which has the events from first to last.
-type openCall struct {
-	ratelimit.Result
-	first, last int
-}
-
-// granted notes n equal pieces of what a call took, and judges the windows that they are in.
-func (w *settledWindow) granted(t *rapid.T, r ratelimit.Result, n int) {
-	d := definition(w.l)
-	first := len(w.events)
-	for _, at := range r.Instants(n) {
-		if at.After(instant(w.now)) {
-			at = at.Add(time.Duration(rapid.Int64Range(0, d.SlotWidth().Microseconds()-1).Draw(t, "late")) * time.Microsecond)
-		}
-		w.events = append(w.events, curve.Event{At: at, Count: r.Taken / float64(n)})
-	}
-	w.open = append(w.open, openCall{r, first, len(w.events)})
-	for _, e := range w.events[first:] {
-		w.worst = max(w.worst, w.around(e.At)/d.Rate)
-	}
-}
-
-// around is the most that is in any window that has an instant in it.
-func (w *settledWindow) around(at time.Time) (most float64) {
-	period := w.l.Definition().Period
-	for _, from := range w.events {
-		if from.At.After(at) || at.Sub(from.At) >= period {
-			continue
-		}
-		sum := 0.0
-		for _, e := range w.events {
-			if since := e.At.Sub(from.At); since >= 0 && since < period {
-				sum += e.Count
-			}
-		}
-		most = max(most, sum)
-	}
-	return most
-}
-
-func (w *settledWindow) step(t *rapid.T) {
-	ctx, rate := context.Background(), w.l.Definition().Rate
-	n := math.Floor(rate/float64(rapid.IntRange(1, 10).Draw(t, "part"))*16) / 16
-	switch do := rapid.SampledFrom([]string{"allow", "reserve", "batch", "at most", "settle", "settle"}).Draw(t, "do"); do {
-	case "settle":
-		w.settle(t, n)
-	default:
-		take := map[string]func() (ratelimit.Result, error){
-			"allow":   func() (ratelimit.Result, error) { return w.s.Allow(ctx, w.l.ForN("k", n)) },
-			"reserve": func() (ratelimit.Result, error) { return w.s.Reserve(ctx, w.l.ForN("k", n)) },
-			"batch":   func() (ratelimit.Result, error) { return w.s.Reserve(ctx, w.l.ForN("k", n)) },
-			"at most": func() (ratelimit.Result, error) { return w.s.AllowAtMost(ctx, w.l.ForN("k", max(n, 1))) },
-		}[do]
-		r, err := take()
-		if err != nil {
-			t.Fatal(err)
-		}
-		pieces := 1
-		if do == "batch" {
-			pieces = 4
-		}
-		if r.OK {
-			w.tally[do]++
-			w.granted(t, r, pieces)
-		}
-	}
-}
-
-// settle settles one of the open calls: less of each of its events, or more at its
-// instant or at that of the settlement.
-func (w *settledWindow) settle(t *rapid.T, used float64) {
-	if len(w.open) == 0 {
-		return
-	}
-	i := rapid.IntRange(0, len(w.open)-1).Draw(t, "which")
-	call := w.open[i]
-	w.open = append(w.open[:i], w.open[i+1:]...)
-	if used *= float64(rapid.IntRange(0, 2).Draw(t, "times")); w.l.Definition().Shards > 1 {
-		used = min(used, call.Taken)
-	}
-	if _, err := w.s.Settle(context.Background(), call.Receipt, used); err != nil {
-		t.Fatal(err)
-	}
-	if used <= call.Taken {
-		w.tally["less"]++
-		for i := call.first; i < call.last; i++ {
-			w.events[i].Count = used / float64(call.last-call.first)
-		}
-		return
-	}
-	w.tally["more"]++
-	at := w.events[call.first].At
-	if rapid.Bool().Draw(t, "as of now") {
-		at = instant(w.now)
-	}
-	w.events = append(w.events, curve.Event{At: at, Count: used - call.Taken})
 }
 
 // fewer makes the histories of a test one of each part, and 200 at most, since each of them is

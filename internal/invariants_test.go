@@ -33,17 +33,13 @@ func testsOf(t *testing.T) map[string]bool {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return tests
 }
 
 func TestInvariantsNameTests(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(root, "INVARIANTS.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	tests, sentences := testsOf(t), invariant.Split(string(text), -1)[1:]
 	if len(sentences) < 15 {
 		t.Errorf("got %d sentences, want at least 15", len(sentences))
@@ -70,9 +66,7 @@ func TestMutantsNameTests(t *testing.T) {
 	tests := testsOf(t)
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_, line, _ := strings.Cut(string(text), "\nTest: ")
 		line, _, _ = strings.Cut(line, "\n")
 		dir, names, _ := strings.Cut(line, " ")

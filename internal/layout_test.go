@@ -128,9 +128,7 @@ func importsOf(t *testing.T) map[string][]string {
 		packages[dir] = append(packages[dir], importsIn(parsed)...)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return packages
 }
 
@@ -200,26 +198,20 @@ func usesBetween(t *testing.T, dir string) arrows {
 	t.Helper()
 	fset := token.NewFileSet()
 	names, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var files []*ast.File
 	for _, name := range names {
 		if !isSource(name) {
 			continue
 		}
 		file, err := parser.ParseFile(fset, name, nil, parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		files = append(files, file)
 	}
 	info := types.Info{Uses: map[*ast.Ident]types.Object{}}
 	config := types.Config{Importer: importer.ForCompiler(fset, "gc", exportsFor(t, dir))}
 	pkg, err := config.Check(module+"/"+dir, fset, files, &info)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	fileOf := func(at token.Pos) string { return filepath.Base(fset.Position(at).Filename) }
 	uses := arrows{}
 	for ident, object := range info.Uses {
@@ -246,9 +238,7 @@ func exportsFor(t *testing.T, dir string) importer.Lookup {
 	list := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", "./"+dir)
 	list.Dir, list.Stderr = root, os.Stderr
 	text, err := list.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	exports := map[string]string{}
 	for line := range strings.Lines(string(text)) {
 		path, file, _ := strings.Cut(strings.TrimSpace(line), " ")
@@ -325,5 +315,13 @@ func TestCycles(t *testing.T) {
 		if got := fmt.Sprint(cycles(test.uses)); got != test.want {
 			t.Errorf("%s: got %s, want %s", test.name, got, test.want)
 		}
+	}
+}
+
+// must fails the test for an error.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

@@ -118,14 +118,12 @@ func (p Permits) Renew(ctx context.Context, permit ratelimit.Permit) (renewed ra
 // Release releases the permit. If it is not held any more that is [ratelimit.ErrLeaseLost], and
 // nothing has changed.
 func (p Permits) Release(ctx context.Context, permit ratelimit.Permit) error {
-	s := p.store
-	return s.own().release(ctx, permit)
+	return p.store.own().release(ctx, permit)
 }
 
 // ReleaseTx is [Permits.Release] inside tx: if that rolls back, the permit is held still.
 func (p Permits) ReleaseTx(ctx context.Context, tx pgx.Tx, permit ratelimit.Permit) error {
-	s := p.store
-	return s.in(tx).release(ctx, permit)
+	return p.store.in(tx).release(ctx, permit)
 }
 
 // Keep runs do while it keeps the permit: it renews the lease at half of it, by the machine's

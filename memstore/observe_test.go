@@ -62,26 +62,3 @@ func TestObserve(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(heard, "\n"), strings.Join(want, "\n"))
 	}
 }
-
-// Of several limits that refuse together, each has what it said.
-func TestObserveEach(t *testing.T) {
-	var parts []string
-	store := memstore.NewWithConfig(memstore.Config{Observe: func(_ context.Context, e ratelimit.Event) {
-		parts = nil
-		for p := range e.Each() {
-			parts = append(parts, fmt.Sprintf("%s %s", p.Name(), p.Outcome))
-		}
-	}})
-	org := ratelimit.TokenBucket{Name: "org", Rate: 9, Period: time.Hour}
-	user := ratelimit.TokenBucket{Name: "user", Rate: 1, Period: time.Hour}
-	for _, want := range [][]string{{"org granted", "user granted"}, {"org withheld", "user refused"}} {
-		store.Allow(t.Context(), org.For("o"), user.For("u"))
-		if !slices.Equal(parts, want) {
-			t.Errorf("got %q, want %q", parts, want)
-		}
-	}
-	store.Allow(t.Context(), org.For("o"), user.ForN("u", 7))
-	if want := []string{"org too_large", "user too_large"}; !slices.Equal(parts, want) {
-		t.Errorf("got %q, want %q", parts, want)
-	}
-}

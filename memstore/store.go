@@ -215,22 +215,13 @@ func (s scope) usable(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// open returns an error if the transaction has ended. It needs the store's lock, as top, get and
-// the methods that write do.
-func (s scope) open() error {
-	if s.session != nil && s.session.depth(s.layer) < 0 {
-		return pgx.ErrTxClosed
-	}
-	return nil
-}
-
 // lockOpen takes the store's lock, unless the transaction of the scope has ended.
 func (s scope) lockOpen() error {
 	return s.await(context.Background(), func() string { return "" })
 }
 
 // top returns the layer that a verb writes to: the newest open savepoint, as in PostgreSQL, or nil
-// for a verb on its own.
+// for a verb on its own. It needs the store's lock, as get and the methods that write do.
 func (s scope) top() *layer {
 	if s.session == nil {
 		return nil
@@ -282,9 +273,9 @@ func (s scope) await(ctx context.Context, locked func() string) error {
 		}
 		s.mu.Lock()
 	}
-	if err := s.open(); err != nil {
+	if s.session != nil && s.session.depth(s.layer) < 0 {
 		s.mu.Unlock()
-		return err
+		return pgx.ErrTxClosed
 	}
 	return nil
 }

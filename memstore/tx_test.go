@@ -49,68 +49,59 @@ func half(t *testing.T) (*memstore.Store, *ratelimit.Receipt) {
 	return s, result.Receipt
 }
 
-// Each verb is seen by its transaction at once, by others once that has committed, and by
-// nobody when it was rolled back, whole or to a savepoint.
-func TestVerbsInTransactions(t *testing.T) {
-	verbs := map[string]struct {
-		do   func(ctx context.Context, s *memstore.Store, tx pgx.Tx, r *ratelimit.Receipt) error
-		want float64 // left then
-	}{
-		"AllowTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, _ *ratelimit.Receipt) error {
-			return errOf(ratelimit.Granted(s.AllowTx(ctx, tx, slow.ForN("k", 2))))
-		}, 3},
-		"ReserveTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, _ *ratelimit.Receipt) error {
-			return errOf(ratelimit.Granted(s.ReserveTx(ctx, tx, slow.ForN("k", 7))))
-		}, -2},
-		"TakeTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, _ *ratelimit.Receipt) error {
-			return s.TakeTx(ctx, tx, slow.ForN("k", 5))
-		}, 0},
-		"AllowAtMostTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, _ *ratelimit.Receipt) error {
-			return errOf(ratelimit.Granted(s.AllowAtMostTx(ctx, tx, slow.ForN("k", 100))))
-		}, 0},
-		"AllowFirstTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, _ *ratelimit.Receipt) error {
-			return errOf(ratelimit.Granted(s.AllowFirstTx(ctx, tx, slow.ForN("k", 4), other.For("k"))))
-		}, 1},
-		"SettleTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, r *ratelimit.Receipt) error {
-			return errOf(s.SettleTx(ctx, tx, r, 1))
-		}, 9},
-		"CancelTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, r *ratelimit.Receipt) error {
+// txVerb is a verb in a transaction, and how many of half's tokens it leaves.
+type txVerb struct {
+	do   func(tx pgx.Tx) error
+	want float64
+}
+
+// txVerbs are the verbs of a store of half, and its receipt.
+func txVerbs(ctx context.Context, s *memstore.Store, r *ratelimit.Receipt) map[string]txVerb {
+	granted := func(result ratelimit.Result, err error) error { return errOf(ratelimit.Granted(result, err)) }
+	return map[string]txVerb{
+		"AllowTx":       {func(tx pgx.Tx) error { return granted(s.AllowTx(ctx, tx, slow.ForN("k", 2))) }, 3},
+		"ReserveTx":     {func(tx pgx.Tx) error { return granted(s.ReserveTx(ctx, tx, slow.ForN("k", 7))) }, -2},
+		"TakeTx":        {func(tx pgx.Tx) error { return s.TakeTx(ctx, tx, slow.ForN("k", 5)) }, 0},
+		"AllowAtMostTx": {func(tx pgx.Tx) error { return granted(s.AllowAtMostTx(ctx, tx, slow.ForN("k", 100))) }, 0},
+		"AllowFirstTx":  {func(tx pgx.Tx) error { return granted(s.AllowFirstTx(ctx, tx, slow.ForN("k", 4), other.For("k"))) }, 1},
+		"SettleTx":      {func(tx pgx.Tx) error { return errOf(s.SettleTx(ctx, tx, r, 1)) }, 9},
+		"CancelTx": {func(tx pgx.Tx) error {
 			if ok, err := s.CancelTx(ctx, tx, r); !ok || err != nil {
 				return fmt.Errorf("cancelled %v, %w", ok, err)
 			}
 			return nil
 		}, 10},
-		"CreditTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, _ *ratelimit.Receipt) error {
-			return errOf(s.CreditTx(ctx, tx, slow.ForN("k", 3)))
-		}, 8},
-		"PauseTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, _ *ratelimit.Receipt) error {
-			return errOf(s.PauseTx(ctx, tx, slow, "k", time.Hour))
-		}, 0},
-		"PauseEachTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, _ *ratelimit.Receipt) error {
+		"CreditTx": {func(tx pgx.Tx) error { return errOf(s.CreditTx(ctx, tx, slow.ForN("k", 3))) }, 8},
+		"PauseTx":  {func(tx pgx.Tx) error { return errOf(s.PauseTx(ctx, tx, slow, "k", time.Hour)) }, 0},
+		"PauseEachTx": {func(tx pgx.Tx) error {
 			return errOf(s.PauseEachTx(ctx, tx, []ratelimit.Request{other.For("k"), slow.For("k")}, time.Hour))
 		}, 0},
-		"ResetTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, _ *ratelimit.Receipt) error {
-			return s.ResetTx(ctx, tx, slow, "k")
-		}, 10},
+		"ResetTx": {func(tx pgx.Tx) error { return s.ResetTx(ctx, tx, slow, "k") }, 10},
 	}
-	for name, verb := range verbs {
+}
+
+// Each verb is seen by its transaction at once, by others once that has committed, and by
+// nobody when it was rolled back, whole or to a savepoint.
+func TestVerbsInTransactions(t *testing.T) {
+	for name := range txVerbs(t.Context(), nil, nil) {
 		t.Run(name, func(t *testing.T) {
 			s, r := half(t)
+			verb := txVerbs(t.Context(), s, r)[name]
 			tx := begin(t, s)
 			savepoint := begin(t, tx)
 			undone := begin(t, savepoint)
-			must(t, verb.do(t.Context(), s, undone, r))
+			must(t, verb.do(undone))
 			wantLeft(t, s, undone, verb.want)
 			wantLeft(t, s, nil, 5)
 			must(t, undone.Rollback(t.Context()))
 			wantLeft(t, s, tx, 5)
-			if err := verb.do(t.Context(), s, tx, r); err != nil { // in the savepoint that is open, as in PostgreSQL
+			if err := verb.do(tx); err != nil { // in the savepoint that is open, as in PostgreSQL
 				t.Fatalf("after a rollback: %v", err)
 			}
 			must(t, savepoint.Rollback(t.Context()))
 			wantLeft(t, s, tx, 5)
 			kept := begin(t, tx)
-			must(t, verb.do(t.Context(), s, kept, r))
+			must(t, verb.do(kept))
 			must(t, kept.Commit(t.Context()))
 			wantLeft(t, s, tx, verb.want)
 			wantLeft(t, s, nil, 5)
@@ -120,7 +111,7 @@ func TestVerbsInTransactions(t *testing.T) {
 				if err := errors.Join(ended.Commit(t.Context()), ended.Rollback(t.Context())); !errors.Is(err, pgx.ErrTxClosed) {
 					t.Errorf("ended again: %v, want ErrTxClosed", err)
 				}
-				if err := verb.do(t.Context(), s, ended, r); !errors.Is(err, pgx.ErrTxClosed) {
+				if err := verb.do(ended); !errors.Is(err, pgx.ErrTxClosed) {
 					t.Errorf("used after its end: %v, want ErrTxClosed", err)
 				}
 			}

@@ -1,7 +1,6 @@
 // Api is an HTTP service with limits, to run and to curl:
 //
 //	go run ./examples/api -serve 127.0.0.1:8080   # then see below
-//	go run ./examples/api -curl                   # curls itself: the exchange in docs/http.md
 //	go run ./examples/api                         # checks what it promises, and ends
 //
 // It has four routes, each with another way of counting:
@@ -71,22 +70,18 @@ func customerOf(r *http.Request) string {
 
 func main() {
 	serve := flag.String("serve", "", "serve on this `address` until Ctrl-C")
-	curl := flag.Bool("curl", false, "have curl speak to the service, and print what is said")
 	flag.Parse()
-	switch {
-	case *serve != "":
-		demo.Main("api", func(ctx context.Context, out io.Writer) error {
-			return with(ctx, *serve, func(url string) error {
-				fmt.Fprintf(out, "serving on %s\n", url)
-				<-ctx.Done()
-				return nil
-			})
-		})
-	case *curl:
-		demo.Main("api", record)
-	default:
+	if *serve == "" {
 		demo.Main("api", run)
+		return
 	}
+	demo.Main("api", func(ctx context.Context, out io.Writer) error {
+		return with(ctx, *serve, func(url string) error {
+			fmt.Fprintf(out, "serving on %s\n", url)
+			<-ctx.Done()
+			return nil
+		})
+	})
 }
 
 // with runs do while the service listens on an address.

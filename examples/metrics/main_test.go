@@ -46,9 +46,7 @@ func TestDashboard(t *testing.T) {
 	prometheus := prometheusOr(t, "prometheus")
 	db := pgtest.New(t)
 	handler, end, err := service(db.Pool, db.Schema)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer end()
 	server := httptest.NewServer(handler)
 	defer server.Close()
@@ -84,12 +82,8 @@ func queries(t *testing.T) map[string]string {
 		}
 	}
 	text, err := os.ReadFile("dashboard.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(text, &dashboard); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, json.Unmarshal(text, &dashboard))
 	all := map[string]string{}
 	for _, p := range dashboard.Panels {
 		for _, target := range p.Targets {
@@ -97,9 +91,7 @@ func queries(t *testing.T) map[string]string {
 		}
 	}
 	rules, err := os.ReadFile("alerts.yml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for line := range strings.Lines(string(rules)) {
 		if expr, ok := strings.CutPrefix(strings.TrimSpace(line), "expr: "); ok {
 			at := strings.LastIndexAny(expr, ">") // without the bound, there is something
@@ -116,24 +108,16 @@ func queries(t *testing.T) map[string]string {
 func startPrometheus(t *testing.T, path, target string) func(query string) (int, error) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	address := listener.Addr().String()
 	listener.Close()
 	dir := t.TempDir()
 	rules, err := filepath.Abs("alerts.yml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	config := fmt.Sprintf("global: {scrape_interval: 500ms, scrape_timeout: 400ms}\nrule_files: [%q]\nscrape_configs: [{job_name: ratelimit, static_configs: [{targets: [%q]}]}]\n", rules, target)
-	if err := os.WriteFile(filepath.Join(dir, "prometheus.yml"), []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, "prometheus.yml"), []byte(config), 0o600))
 	cmd := exec.Command(path, "--config.file="+filepath.Join(dir, "prometheus.yml"), "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+address)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	t.Cleanup(func() {
 		cmd.Process.Kill()
 		cmd.Wait()
@@ -179,9 +163,7 @@ func TestAlerts(t *testing.T) {
 func TestScrape(t *testing.T) {
 	db := pgtest.New(t)
 	handler, end, err := service(db.Pool, db.Schema)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer end()
 	get := func(path string) *httptest.ResponseRecorder {
 		w := httptest.NewRecorder()
@@ -223,9 +205,7 @@ func TestWithOtelpgx(t *testing.T) {
 		for _, config := range []pgstore.Config{{}, {Portable: true}, {Escrow: time.Second}} {
 			config.Schema, config.Clock = db.Schema, clock
 			store, err := pgstore.New(db.Pool, &config)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			sent.Reset()
 			add := func(answer any, err error) {
 				answers[otel] = append(answers[otel], fmt.Sprint(answer, err))
@@ -255,5 +235,13 @@ func TestWithOtelpgx(t *testing.T) {
 	}
 	if got, want := fmt.Sprint(answers[true]), fmt.Sprint(answers[false]); got != want {
 		t.Errorf("with otelpgx got\n%s\nwithout\n%s", got, want)
+	}
+}
+
+// must fails the test for an error.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

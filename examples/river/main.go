@@ -23,6 +23,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -67,7 +68,7 @@ func (PromptArgs) Kind() string { return "prompt" }
 // limits returns those of a job.
 func limits(job *rivertype.JobRow) []ratelimit.Request {
 	var args PromptArgs
-	if job.Kind != args.Kind() || decode(job, &args) != nil {
+	if job.Kind != args.Kind() || json.Unmarshal(job.EncodedArgs, &args) != nil {
 		return nil // not limited; the worker will complain about the arguments
 	}
 	return []ratelimit.Request{Requests.For(organization), Tokens.ForN(organization, float64(args.MaxTokens))}

@@ -1,12 +1,9 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"sync"
 	"time"
-
-	"github.com/riverqueue/river/rivertype"
 )
 
 // provider is a fake of a company that rents out language models.
@@ -65,8 +62,4 @@ func (p *provider) pauseIsKnown() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.known = time.Now().Add(startSlack)
-}
-
-func decode(job *rivertype.JobRow, args *PromptArgs) error {
-	return json.Unmarshal(job.EncodedArgs, args)
 }

@@ -29,12 +29,13 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/examples/internal/demo"
@@ -250,7 +251,7 @@ func run(ctx context.Context, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	d := demonstration{Scheduler{db.Pool, store}, out}
+	d := demonstration{Scheduler{db.Pool, store}, out, new(atomic.Int64)}
 	for _, step := range []func(context.Context) error{d.enqueueAll, d.rollBack, d.workAll, d.check} {
 		if err := step(ctx); err != nil {
 			return err
@@ -261,7 +262,8 @@ func run(ctx context.Context, out io.Writer) (err error) {
 
 type demonstration struct {
 	Scheduler
-	out io.Writer
+	out   io.Writer
+	calls *atomic.Int64 // of the mail server
 }
 
 func (d demonstration) enqueueAll(ctx context.Context) error {
@@ -317,31 +319,33 @@ func (d demonstration) workAll(ctx context.Context) error {
 	fmt.Fprintf(d.out, "\n3. %d workers; some calls fail, and %d workers die in the middle of a job\n", workers, crashes)
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	var mailServer mailServer
-	send := func(ctx context.Context, job *Job) error { return mailServer.send(ctx, d.pool, job) }
-	return demo.WorkAll(ctx, d.pool, workers, `SELECT count(*) FROM jobs WHERE done_at IS NULL`, func(ctx context.Context) error {
-		if err := d.work(ctx, send); !errors.Is(err, errCrash) {
-			return err
+	working, stop := context.WithCancel(ctx)
+	defer stop()
+	group, working := errgroup.WithContext(working)
+	for range workers {
+		group.Go(func() error {
+			if err := d.work(working, d.send); !errors.Is(err, errCrash) && working.Err() == nil {
+				return err
+			}
+			return nil
+		})
+	}
+	for left := 1; left > 0 && working.Err() == nil; time.Sleep(20 * time.Millisecond) {
+		if err := d.pool.QueryRow(ctx, `SELECT count(*) FROM jobs WHERE done_at IS NULL`).Scan(&left); err != nil {
+			stop()
+			return errors.Join(err, group.Wait())
 		}
-		return nil
-	})
+	}
+	stop()
+	return errors.Join(group.Wait(), ctx.Err())
 }
 
-// mailServer notes the calls that it gets, and is not too reliable.
-type mailServer struct {
-	mu    sync.Mutex
-	calls int
-}
-
-func (m *mailServer) send(ctx context.Context, pool *pgxpool.Pool, job *Job) error {
-	if _, err := pool.Exec(ctx, `INSERT INTO calls VALUES ($1, $2, clock_timestamp())`, job.ID, job.Attempt); err != nil {
+// send has the mail server note the call. It is not too reliable.
+func (d demonstration) send(ctx context.Context, job *Job) error {
+	if _, err := d.pool.Exec(ctx, `INSERT INTO calls VALUES ($1, $2, clock_timestamp())`, job.ID, job.Attempt); err != nil {
 		return err
 	}
-	m.mu.Lock()
-	m.calls++
-	n := m.calls
-	m.mu.Unlock()
-	switch {
+	switch n := d.calls.Add(1); {
 	case n%10 == 0 && n/10 <= crashes:
 		return errCrash
 	case n%7 == 0:

@@ -49,13 +49,9 @@ func TestMain(m *testing.M) {
 func TestBlocks(t *testing.T) {
 	pgtest.Long(t)
 	pages, err := readPages(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	faults, err := parsePage("faults.md", []byte(faults))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	results := runPages(t, append(pages, faults))
 	for _, p := range append(pages, faults) {
 		for _, b := range p.blocks {
@@ -89,9 +85,7 @@ type event struct{ Action, Test, Output string }
 func runPages(t *testing.T, pages []*page) map[string]event {
 	t.Helper()
 	preamble, err := parser.ParseFile(token.NewFileSet(), "preamble/preamble.go", nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	g := &generator{t: t, preamble: preamble, sources: map[string]string{}}
 	g.root = g.abs(root)
 	for _, p := range pages {

@@ -2,9 +2,6 @@ package main
 
 import (
 	"fmt"
-	"go/ast"
-	"go/parser"
-	"go/token"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -42,9 +39,7 @@ func TestCommandsAreLookedAt(t *testing.T) {
 		"go frobnicate ./pgstore",
 	} {
 		p, err := parsePage("page.md", []byte("`"+text+"`\n"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, c := range commands(t, []*page{p}) {
 			if err := check(c.args); err == nil {
 				t.Errorf("%s: got no error", text)
@@ -57,14 +52,10 @@ func TestCommandsAreLookedAt(t *testing.T) {
 func allPages(t *testing.T) []*page {
 	t.Helper()
 	pages, err := readPages(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, name := range []string{"ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "testdata/conformance/README.md"} {
 		p, err := readPage(root, filepath.Join(root, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		pages = append(pages, p)
 	}
 	return pages
@@ -174,7 +165,11 @@ func checkTest(args []string) error {
 	return nil
 }
 
-// checkPart reports an error unless a part of a pattern names a function in one of dirs.
+// testFunc is a function that go test takes for one of a flag.
+var testFunc = regexp.MustCompile(`(?m)^func ((?:Test|Benchmark|Fuzz|Example)\w*)\(`)
+
+// checkPart reports an error unless a part of a pattern names a function in one of dirs. Examples and
+// the corpora of fuzz targets are run by -run as well.
 func checkPart(dirs []string, prefix, part string) error {
 	part, _, _ = strings.Cut(part, "/") // subtests have names at run time only
 	match, err := regexp.Compile(part)
@@ -182,76 +177,36 @@ func checkPart(dirs []string, prefix, part string) error {
 		return err
 	}
 	for _, dir := range dirs {
-		names, err := functions(dir)
+		text, err := source(dir, true)
 		if err != nil {
 			return err
 		}
-		if slices.ContainsFunc(names, func(name string) bool { return isTest(name, prefix) && match.MatchString(name) }) {
-			return nil
+		for _, f := range testFunc.FindAllStringSubmatch(text, -1) {
+			is := strings.HasPrefix(f[1], prefix) || prefix == "Test" && !strings.HasPrefix(f[1], "Benchmark")
+			if is && match.MatchString(f[1]) {
+				return nil
+			}
 		}
 	}
 	return fmt.Errorf("%q matches no function %s… in %s", part, prefix, strings.Join(dirs, ", "))
 }
 
-var functionsOf = map[string][]string{}
-
-// functions returns the names of a directory's functions in tests.
-func functions(dir string) ([]string, error) {
-	if names, ok := functionsOf[dir]; ok {
-		return names, nil
-	}
-	files, err := sources(dir, true)
-	if err != nil {
-		return nil, err
-	}
-	names := []string{}
-	for _, file := range files {
-		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
-		if err != nil {
-			return nil, err
-		}
-		for _, decl := range parsed.Decls {
-			if f, ok := decl.(*ast.FuncDecl); ok && f.Recv == nil {
-				names = append(names, f.Name.Name)
-			}
-		}
-	}
-	functionsOf[dir] = names
-	return names, nil
-}
-
-// isTest reports whether go test takes a function for one of a flag. Examples and the
-// corpora of fuzz targets are run by -run as well.
-func isTest(name, prefix string) bool {
-	return strings.HasPrefix(name, prefix) || prefix == "Test" && (strings.HasPrefix(name, "Example") || strings.HasPrefix(name, "Fuzz"))
-}
-
-// sources returns the files of Go in a directory, those of tests or the others.
-func sources(dir string, tests bool) ([]string, error) {
-	files, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
-	if err != nil {
-		return nil, err
-	}
-	files = slices.DeleteFunc(files, func(file string) bool { return strings.HasSuffix(file, "_test.go") != tests })
-	if len(files) == 0 {
-		return nil, fmt.Errorf("there is no Go in %s", dir)
-	}
-	return files, nil
-}
-
-// source returns the text of all files of sources.
+// source returns the text of all files of Go in a directory, those of tests or the others.
 func source(dir string, tests bool) (string, error) {
-	files, err := sources(dir, tests)
-	if err != nil {
-		return "", err
-	}
+	files, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
 	var all strings.Builder
 	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") != tests {
+			continue
+		}
 		text, err := os.ReadFile(file)
 		if err != nil {
 			return "", err
 		}
 		all.Write(text)
 	}
-	return all.String(), nil
+	if all.Len() == 0 && err == nil {
+		err = fmt.Errorf("there is no Go in %s", dir)
+	}
+	return all.String(), err
 }

@@ -30,9 +30,7 @@ func TestUpToDate(t *testing.T) {
 // Words are counted as wc -w does, without the comments that index.md is made of.
 func TestLength(t *testing.T) {
 	pages, err := readPages(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, p := range pages {
 		words, most := len(strings.Fields(tasks.ReplaceAllString(string(p.text), ""))), mostWordsOfPage
 		if p.name == "README.md" {
@@ -60,9 +58,7 @@ func TestLinks(t *testing.T) {
 
 func TestLinksAreFollowed(t *testing.T) {
 	p, err := parsePage("docs/page.md", []byte("# A `name`, and more\n\n[here](#a-name-and-more)\n\n[up](../README.md)\n\n[no](#none) [nor](nothing.md) [nor](../README.md#none) [nor](https:///x)\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pages := append(allPages(t), p)
 	var broken []string
 	for _, link := range p.links {
@@ -78,9 +74,7 @@ func TestLinksAreFollowed(t *testing.T) {
 // Every page is to be found from README.md.
 func TestReadmeLinksToAllPages(t *testing.T) {
 	pages, err := readPages(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, p := range pages[1:] {
 		if !slices.ContainsFunc(pages[0].links, func(b block) bool { return b.text == p.name }) {
 			t.Errorf("README.md has no link to %s", p.name)
@@ -121,9 +115,7 @@ func follow(pages []*page, from *page, target string) error {
 // README.md says of each module which Go it needs: that of its go.mod.
 func TestGoVersions(t *testing.T) {
 	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	row := regexp.MustCompile("(?m)^\\| `" + module + "(\\S*)` \\|.*\\| Go (1\\.\\d+) \\|$")
 	rows := row.FindAllStringSubmatch(string(readme), -1)
 	if len(rows) != 7 {
@@ -137,5 +129,13 @@ func TestGoVersions(t *testing.T) {
 		if want := "\ngo " + m[2] + ".0\n"; !strings.Contains(string(mod), want) {
 			t.Errorf("%s%s: README.md says Go %s, and its go.mod does not", module, m[1], m[2])
 		}
+	}
+}
+
+// must fails the test for an error.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

@@ -32,9 +32,7 @@ func linkMigrate(t *testing.T, dir string) {
 	if err == nil {
 		err = os.Symlink(self, filepath.Join(dir, "migrate"))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 // golangMigrate is the command migrate, of the library of golang-migrate: the command
@@ -95,9 +93,8 @@ func commands(t *testing.T, pages []*page) (found []command) {
 	words := strings.Split(strings.TrimSuffix(string(out), "\x00"), "\x00")
 	for i := 0; i+1 < len(words); {
 		var n int
-		if _, err := fmt.Sscan(words[i+1], &n); err != nil {
-			t.Fatal(err)
-		}
+		_, err := fmt.Sscan(words[i+1], &n)
+		must(t, err)
 		found = append(found, command{words[i], words[i+2 : i+2+n]})
 		i += 2 + n
 	}

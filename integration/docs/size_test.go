@@ -22,9 +22,7 @@ func TestBytesForEachKey(t *testing.T) {
 	)
 	db := pgtest.New(t)
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	limit := ratelimit.TokenBucket{Name: "requests", Rate: 10, Period: time.Hour}
 	for range rounds {
 		var wg sync.WaitGroup
@@ -41,9 +39,7 @@ func TestBytesForEachKey(t *testing.T) {
 		wg.Wait()
 	}
 	var bytes int64
-	if err := db.Pool.QueryRow(t.Context(), "SELECT pg_total_relation_size($1)", db.Schema+".rate_limits").Scan(&bytes); err != nil {
-		t.Fatal(err)
-	}
+	must(t, db.Pool.QueryRow(t.Context(), "SELECT pg_total_relation_size($1)", db.Schema+".rate_limits").Scan(&bytes))
 	t.Logf("%d bytes for each of %d keys", bytes/keys, keys)
 	if bytes > most*keys {
 		t.Errorf("got %d bytes for each key, want at most %d", bytes/keys, most)

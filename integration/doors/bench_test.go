@@ -23,22 +23,16 @@ func BenchmarkFunctions(b *testing.B) {
 			_, err := tx.Exec(ctx, "SET LOCAL search_path = "+db.Schema+"; "+set.UpSQL())
 			return err
 		})
-		if err != nil {
-			b.Fatal(err)
-		}
+		must(b, err)
 	}
 	_, err := db.Pool.Exec(ctx, "INSERT INTO "+db.Schema+`.rate_limit_definitions (name, kind, rate, period, max_reserved, shards)
 		VALUES ('one', 'token bucket', 1e9, '1 s', 0, 1), ('two', 'token bucket', 1e9, '1 s', 0, 1), ('eight', 'token bucket', 1e9, '1 s', 0, 8);
 		INSERT INTO `+db.Schema+`.rate_limit_definitions (name, kind, rate, period, max_reserved, shards, slots, every, zone, anchor)
 		VALUES ('month', 'fixed window', 1e9, '31 days', 0, 1, NULL, 'month', 'Europe/Berlin', '2026-01-31'),
 			('sliding', 'sliding window', 1e9, '1 minute', 0, 1, 16, NULL, NULL, NULL)`)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	one, two := ratelimit.TokenBucket{Name: "one", Rate: 1e9, Period: time.Second}, ratelimit.TokenBucket{Name: "two", Rate: 1e9, Period: time.Second}
 	inGo := func(requests ...ratelimit.Request) func(context.Context) error {
 		return func(ctx context.Context) error {
@@ -72,9 +66,7 @@ func BenchmarkFunctions(b *testing.B) {
 	} {
 		b.Run(way.name, func(b *testing.B) {
 			for b.Loop() {
-				if err := way.call(b.Context()); err != nil {
-					b.Fatal(err)
-				}
+				must(b, way.call(b.Context()))
 			}
 		})
 	}

@@ -43,9 +43,7 @@ var drivers = []driver{
 func (d driver) open(t *testing.T, db *pgtest.DB) *sql.DB {
 	t.Helper()
 	u, err := url.Parse(db.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	query := u.Query()
 	query.Set("sslmode", "disable")
 	if d.key != "" {
@@ -53,9 +51,7 @@ func (d driver) open(t *testing.T, db *pgtest.DB) *sql.DB {
 	}
 	u.RawQuery = query.Encode()
 	pool, err := sql.Open(d.driver, u.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { pool.Close() })
 	return pool
 }
@@ -78,28 +74,28 @@ func eachDriver(t *testing.T, test func(t *testing.T, db *pgtest.DB, pool *sql.D
 func newStore(t *testing.T, db *pgtest.DB, clock func() time.Time) *pgstore.Store {
 	t.Helper()
 	store, err := pgstore.New(nil, &pgstore.Config{Schema: db.Schema, Clock: clock})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return store
 }
 
 func begin(t *testing.T, pool *sql.DB, level sql.IsolationLevel) *sql.Tx {
 	t.Helper()
 	tx, err := pool.BeginTx(t.Context(), &sql.TxOptions{Isolation: level})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { tx.Rollback() })
 	return tx
 }
 
-func commit(t *testing.T, tx *sql.Tx) {
-	t.Helper()
-	if err := tx.Commit(); err != nil {
-		t.Fatal(err)
+// must fails the test for an error.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }
+
+// errOf returns the error of a call that returns a value besides.
+func errOf[T any](_ T, err error) error { return err }
 
 // hasCode reports whether an error is of the server, with a code, whatever the driver.
 func hasCode(err error, code string) bool {

@@ -100,7 +100,7 @@ func (h *history) step(ctx context.Context) error {
 	if got.result.Receipt != nil && want.result.Receipt != nil {
 		h.taken = append(h.taken, [2]ratelimit.Result{got.result, want.result})
 	}
-	if f, ok := h.stores[0].(*functions); ok && f.knows(requests...) && len(got.result.Several) > 0 || verb == "settle" && h.worst && h.several(target) {
+	if f, ok := h.stores[0].(*functions); ok && f.knows(requests...) && len(got.result.Several) > 0 || verb == "settle" && h.worst && len(h.taken[target][1].Several) > 1 {
 		got.result.Several, want.result.Several = nil, nil
 		if verb == "settle" {
 			got.result, want.result = ratelimit.Result{}, ratelimit.Result{}
@@ -115,9 +115,6 @@ func (h *history) step(ctx context.Context) error {
 	}
 	return nil
 }
-
-// several reports whether what was taken was of several limits.
-func (h *history) several(taken int) bool { return len(h.taken[taken][1].Several) > 1 }
 
 func (h *history) put(ctx context.Context, s ratelimit.Store, verb string, requests []ratelimit.Request, taken func() ratelimit.Result, lasts time.Duration, share float64) (a reply) {
 	r := requests[0]
@@ -195,9 +192,7 @@ func TestHistories(t *testing.T) {
 	eachDriver(t, func(t *testing.T, db *pgtest.DB, pool *sql.DB) {
 		said := map[string]int{}
 		for seed := range seeds {
-			if _, err := db.Pool.Exec(t.Context(), "TRUNCATE "+db.Schema+".rate_limits"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(db.Pool.Exec(t.Context(), "TRUNCATE "+db.Schema+".rate_limits")))
 			h := newHistory(seed)
 			clock := func() time.Time { return h.now }
 			h.stores = [2]ratelimit.Store{committed{store: newStore(t, db, clock), pool: pool}, memstore.New(clock)}

@@ -19,7 +19,7 @@ import (
 
 // door is a store, with a transaction of its own for the verbs that want one.
 type door struct {
-	ratelimit.TxStore[pgx.Tx]
+	txStore
 	permits ratelimit.TxPermits[pgx.Tx]
 	begin   func(ctx context.Context) (tx pgx.Tx, end func() error, err error)
 }
@@ -29,39 +29,42 @@ type door struct {
 type modedVerb struct {
 	name     string
 	enforces bool
-	call     func(ctx context.Context, d door, tx pgx.Tx, r ratelimit.Request) (ratelimit.Result, error)
+	call     modedCall
+}
+
+type modedCall func(ctx context.Context, d door, tx pgx.Tx, r ratelimit.Request) (ratelimit.Result, error)
+
+type txStore = ratelimit.TxStore[pgx.Tx]
+
+// own is a verb outside of a transaction, and inTx one that is given it.
+func own(verb func(txStore, context.Context, ...ratelimit.Request) (ratelimit.Result, error)) modedCall {
+	return func(ctx context.Context, d door, _ pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
+		return verb(d, ctx, r)
+	}
+}
+
+func inTx(verb func(txStore, context.Context, pgx.Tx, ...ratelimit.Request) (ratelimit.Result, error)) modedCall {
+	return func(ctx context.Context, d door, tx pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
+		return verb(d, ctx, tx, r)
+	}
 }
 
 var modedVerbs = []modedVerb{
-	{"Allow", false, func(ctx context.Context, d door, _ pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
-		return d.Allow(ctx, r)
-	}},
-	{"AllowTx", false, func(ctx context.Context, d door, tx pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
-		return d.AllowTx(ctx, tx, r)
-	}},
-	{"Reserve", false, func(ctx context.Context, d door, _ pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
-		return d.Reserve(ctx, r)
-	}},
-	{"ReserveTx", false, func(ctx context.Context, d door, tx pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
-		return d.ReserveTx(ctx, tx, r)
-	}},
+	{"Allow", false, own(txStore.Allow)},
+	{"AllowTx", false, inTx(txStore.AllowTx)},
+	{"Reserve", false, own(txStore.Reserve)},
+	{"ReserveTx", false, inTx(txStore.ReserveTx)},
+	{"Wait", false, own(txStore.Wait)},
+	{"Check", false, own(txStore.Check)},
+	{"CheckTx", false, inTx(txStore.CheckTx)},
+	{"CheckReserveTx", false, inTx(txStore.CheckReserveTx)},
+	{"AllowFirst", true, own(txStore.AllowFirst)},
+	{"AllowFirstTx", true, inTx(txStore.AllowFirstTx)},
 	{"Take", false, func(ctx context.Context, d door, _ pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
 		return taken(d.Take(ctx, r))
 	}},
 	{"TakeTx", false, func(ctx context.Context, d door, tx pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
 		return taken(d.TakeTx(ctx, tx, r))
-	}},
-	{"Wait", false, func(ctx context.Context, d door, _ pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
-		return d.Wait(ctx, r)
-	}},
-	{"Check", false, func(ctx context.Context, d door, _ pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
-		return d.Check(ctx, r)
-	}},
-	{"CheckTx", false, func(ctx context.Context, d door, tx pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
-		return d.CheckTx(ctx, tx, r)
-	}},
-	{"CheckReserveTx", false, func(ctx context.Context, d door, tx pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
-		return d.CheckReserveTx(ctx, tx, r)
 	}},
 	{"AllowFunc", false, func(ctx context.Context, d door, _ pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
 		return d.AllowFunc(ctx, []ratelimit.Request{r}, nothing)
@@ -74,12 +77,6 @@ var modedVerbs = []modedVerb{
 	}},
 	{"AllowAtMostTx", true, func(ctx context.Context, d door, tx pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
 		return d.AllowAtMostTx(ctx, tx, r)
-	}},
-	{"AllowFirst", true, func(ctx context.Context, d door, _ pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
-		return d.AllowFirst(ctx, r)
-	}},
-	{"AllowFirstTx", true, func(ctx context.Context, d door, tx pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
-		return d.AllowFirstTx(ctx, tx, r)
 	}},
 }
 
@@ -193,9 +190,7 @@ func modedDoors(t *testing.T, db *pgtest.DB) map[string]door {
 	}
 	for name, escrow := range map[string]time.Duration{"pgstore": 0, "pgstore, with escrow": time.Second} {
 		store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Escrow: escrow})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(store.Close)
 		doors[name] = door{store, store.Permits(), func(ctx context.Context) (pgx.Tx, func() error, error) {
 			return ofPgx(db.Pool.Begin(ctx))
@@ -219,13 +214,9 @@ func modedDoors(t *testing.T, db *pgtest.DB) map[string]door {
 func (d door) inTx(t *testing.T, do func(tx pgx.Tx)) {
 	t.Helper()
 	tx, end, err := d.begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	do(tx)
-	if err := end(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, end())
 }
 
 // do calls a verb, which the context ends if it waits.

@@ -1,11 +1,8 @@
 package doors
 
 import (
-	"bufio"
 	"context"
 	"database/sql"
-	"fmt"
-	"os/exec"
 	"sync"
 	"testing"
 	"time"
@@ -57,9 +54,7 @@ type taker func(context.Context, ...ratelimit.Request) (ratelimit.Result, error)
 func takers(t *testing.T, db *pgtest.DB, limit ratelimit.Limit) map[string]taker {
 	t.Helper()
 	own, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	all := map[string]taker{
 		"own": own.Allow,
 		"pgx, in a transaction": func(ctx context.Context, requests ...ratelimit.Request) (result ratelimit.Result, err error) {
@@ -71,9 +66,7 @@ func takers(t *testing.T, db *pgtest.DB, limit ratelimit.Limit) map[string]taker
 		},
 	}
 	f := withFunctions(t, db, nil)
-	if err := f.catalog.Publish(t.Context(), limit); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.catalog.Publish(t.Context(), limit))
 	if plain(limit) {
 		all["SQL functions"] = f.Allow
 	}
@@ -81,59 +74,10 @@ func takers(t *testing.T, db *pgtest.DB, limit ratelimit.Limit) map[string]taker
 		pool: f.pool, schema: f.schema, byName: true,
 		taken: map[*ratelimit.Receipt][]ratelimit.Request{}, takenAt: map[*ratelimit.Receipt]time.Time{},
 	}).Allow
-	if psql := psqlProgram(); psql != "" {
-		all["psql"] = inPsql(t, psql, db)
-	}
 	for _, d := range drivers {
 		all["database/sql, "+d.name] = committed{store: newStore(t, db, nil), pool: d.open(t, db)}.Allow
 	}
 	return all
-}
-
-// inPsql is a caller in psql, which is asked line by line.
-func inPsql(t *testing.T, psql string, db *pgtest.DB) taker {
-	t.Helper()
-	command := exec.CommandContext(t.Context(), psql, "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", db.URL)
-	in, err := command.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := command.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		in.Close()
-		if err := command.Wait(); err != nil && t.Context().Err() == nil {
-			t.Error(err)
-		}
-	})
-	lines := bufio.NewReader(out)
-	return func(_ context.Context, requests ...ratelimit.Request) (result ratelimit.Result, err error) {
-		r := requests[0]
-		_, err = fmt.Fprintf(in, "SELECT ok::int, (extract(epoch FROM at) * 1000000)::int8, (extract(epoch FROM retry_after) * 1000000)::int8 FROM %s.rate_limit_allow('%s', '%s');\n",
-			db.Schema, ratelimit.NameOf(r.Limit), r.Key)
-		if err != nil {
-			return result, err
-		}
-		line, err := lines.ReadString('\n')
-		if err != nil {
-			return result, err
-		}
-		var ok int
-		var at, after int64
-		if _, err := fmt.Sscanf(line, "%d|%d|%d", &ok, &at, &after); err != nil {
-			return result, fmt.Errorf("%q: %w", line, err)
-		}
-		result.OK, result.At, result.RetryAfter = ok == 1, time.UnixMicro(at), time.Duration(after)*time.Microsecond
-		if result.OK {
-			result.Taken = r.Count
-		}
-		return result, nil
-	}
 }
 
 // over is what callers were granted.
@@ -188,96 +132,35 @@ func TestSpentWithTheTransaction(t *testing.T) {
 		left := func(l ratelimit.Limit) int64 {
 			t.Helper()
 			result, err := committed{store: store, pool: pool}.Check(ctx, l.For("k"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			return result.Remaining
 		}
 		take := func(tx pgx.Tx, n float64) {
 			t.Helper()
-			if err := store.TakeTx(ctx, tx, limit.ForN("k", n), sharded.ForN("k", n)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, store.TakeTx(ctx, tx, limit.ForN("k", n), sharded.ForN("k", n)))
 		}
 		for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
-			if err := (committed{store: store, pool: pool}).Reset(ctx, limit, "k"); err != nil {
-				t.Fatal(err)
-			}
-			if err := (committed{store: store, pool: pool}).Reset(ctx, sharded, "k"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, (committed{store: store, pool: pool}).Reset(ctx, limit, "k"))
+			must(t, (committed{store: store, pool: pool}).Reset(ctx, sharded, "k"))
 			rolledBack := begin(t, pool, level)
 			take(sqltx.Of(rolledBack), 4)
-			if err := rolledBack.Rollback(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, rolledBack.Rollback())
 			if got := left(limit); got != 10 {
 				t.Errorf("%v: %d left after a roll-back, want 10", level, got)
 			}
 			tx := begin(t, pool, level)
 			take(sqltx.Of(tx), 1)
-			for _, query := range []string{"SAVEPOINT s", "", "ROLLBACK TO SAVEPOINT s"} {
-				if query == "" {
-					take(sqltx.Of(tx), 5)
-				} else if _, err := tx.ExecContext(ctx, query); err != nil {
-					t.Fatal(err)
-				}
-			}
+			must(t, errOf(tx.ExecContext(ctx, "SAVEPOINT s")))
+			take(sqltx.Of(tx), 5)
+			must(t, errOf(tx.ExecContext(ctx, "ROLLBACK TO SAVEPOINT s")))
 			result, err := store.AllowTx(ctx, sqltx.Of(tx), limit.ForN("k", 10))
 			if err != nil || result.OK || result.Remaining != 9 {
 				t.Errorf("%v: %v, %v, want a refusal with 9 left", level, result, err)
 			}
 			take(sqltx.Of(tx), 2) // a refusal leaves the transaction usable
-			commit(t, tx)
+			must(t, tx.Commit())
 			if got, of := left(limit), left(sharded); got != 7 || of != 37 {
 				t.Errorf("%v: %d and %d left after the commit, want 7 and 37", level, got, of)
-			}
-		}
-	})
-}
-
-// What one transaction takes it can settle itself, behind a savepoint, too; and whoever has
-// taken twice from a limit with shards has one shard locked.
-func TestSecondStep(t *testing.T) {
-	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 24 * time.Hour}
-	sharded := ratelimit.TokenBucket{Name: "sharded", Rate: 40, Period: 24 * time.Hour, Shards: 4}
-	eachDriver(t, func(t *testing.T, db *pgtest.DB, pool *sql.DB) {
-		ctx, store := t.Context(), newStore(t, db, nil)
-		for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelSerializable} {
-			tx := begin(t, pool, level)
-			if _, err := tx.ExecContext(ctx, "SAVEPOINT s"); err != nil {
-				t.Fatal(err)
-			}
-			result, err := store.AllowTx(ctx, sqltx.Of(tx), limit.ForN("k", 5))
-			if err != nil || !result.OK {
-				t.Fatal(result, err)
-			}
-			if result, err = store.SettleTx(ctx, sqltx.Of(tx), result.Receipt, 2); err != nil || result.Remaining != 8 {
-				t.Errorf("%v: settled to %v, %v, want 8", level, result.Remaining, err)
-			}
-			other := begin(t, pool, level)
-			again, err := store.AllowTx(ctx, sqltx.Of(other), ratelimit.TokenBucket{Name: "other", Rate: 1, Period: time.Hour}.For("k"))
-			if err != nil || !again.OK {
-				t.Fatal(again, err)
-			}
-			if _, err := store.SettleTx(ctx, sqltx.Of(tx), again.Receipt, 0); err == nil {
-				t.Errorf("%v: settled what another transaction has not committed", level)
-			}
-			if err := other.Rollback(); err != nil {
-				t.Fatal(err)
-			}
-			of := sqltx.Of(tx)
-			for range 6 {
-				if err := store.TakeTx(ctx, of, sharded.For("k")); err != nil {
-					t.Fatal(err)
-				}
-			}
-			var shards int
-			if err := tx.QueryRowContext(ctx, "SELECT count(*) FROM "+db.Schema+".rate_limits WHERE name = 'sharded' AND value < 10").Scan(&shards); err != nil || shards != 1 {
-				t.Errorf("%v: took from %d shards, %v, want 1", level, shards, err)
-			}
-			if err := tx.Rollback(); err != nil {
-				t.Fatal(err)
 			}
 		}
 	})

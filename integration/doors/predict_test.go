@@ -71,9 +71,7 @@ func TestPredict(t *testing.T) {
 		}
 	}
 	text, err := json.Marshal(predictions)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	onNode(t, judge, text)
 }
 
@@ -108,9 +106,7 @@ func onNode(t *testing.T, script string, input []byte) []byte {
 		t.Skip("no node on this machine: predict.js is not run")
 	}
 	module := filepath.Join(t.TempDir(), "predict.mjs")
-	if err := os.WriteFile(module, httplimit.PredictJS, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(module, httplimit.PredictJS, 0o644))
 	run := exec.CommandContext(t.Context(), node, "--input-type=module", "--eval", script, module)
 	run.Stdin = bytes.NewReader(input)
 	out, err := run.CombinedOutput()

@@ -26,13 +26,9 @@ type story struct {
 func (s *story) play(t *testing.T, file string) (calls int) {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	of, err := scenario.Parse(file, text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var taken scenario.Receipts
 	for _, c := range of.Calls {
 		s.now = c.At
@@ -52,9 +48,10 @@ func (s *story) play(t *testing.T, file string) (calls int) {
 	return len(of.Calls)
 }
 
-// scenarios plays all scenarios, each on a store of its own, and returns how many calls it made.
-func scenarios(t *testing.T, open func(clock func() time.Time) ratelimit.Store) (calls int) {
+// scenarios plays all scenarios, each on a store of its own.
+func scenarios(t *testing.T, open func(clock func() time.Time) ratelimit.Store) {
 	t.Helper()
+	calls := 0
 	files, err := filepath.Glob("../../testdata/conformance/*.jsonl")
 	if err != nil || len(files) < 15 {
 		t.Fatalf("got %d scenarios, %v", len(files), err)
@@ -64,20 +61,17 @@ func scenarios(t *testing.T, open func(clock func() time.Time) ratelimit.Store) 
 		s.store = open(func() time.Time { return s.now })
 		calls += s.play(t, file)
 	}
-	return calls
+	if calls < 150 {
+		t.Errorf("%d calls, want at least 150", calls)
+	}
 }
 
 func TestScenarios(t *testing.T) {
 	pgtest.Long(t)
 	eachDriver(t, func(t *testing.T, db *pgtest.DB, pool *sql.DB) {
-		calls := scenarios(t, func(clock func() time.Time) ratelimit.Store {
-			if _, err := db.Pool.Exec(t.Context(), "TRUNCATE "+db.Schema+".rate_limits"); err != nil {
-				t.Fatal(err)
-			}
+		scenarios(t, func(clock func() time.Time) ratelimit.Store {
+			must(t, errOf(db.Pool.Exec(t.Context(), "TRUNCATE "+db.Schema+".rate_limits")))
 			return committed{store: newStore(t, db, clock), pool: pool}
 		})
-		if calls < 150 {
-			t.Errorf("%d calls, want at least 150", calls)
-		}
 	})
 }

@@ -57,7 +57,7 @@ func run(ctx context.Context) error {
 	if flag.NArg() > 0 {
 		args = slices.Concat([]string{"test"}, flag.Args())
 	}
-	command := strings.ReplaceAll(quoted(args), "|", `\|`) // which would end a cell
+	command := strings.ReplaceAll(strings.Join(args, " "), "|", `\|`) // which would end a cell
 	table := "| PostgreSQL | tests | |\n|---|---|---|\n"
 	fmt.Print(table)
 	var failed []error
@@ -76,17 +76,6 @@ func run(ctx context.Context) error {
 		failed = append(failed, keep(table))
 	}
 	return errors.Join(failed...)
-}
-
-// quoted returns a command's arguments as one types them into a shell.
-func quoted(args []string) string {
-	args = slices.Clone(args)
-	for i, arg := range args {
-		if strings.ContainsAny(arg, "|$ ") {
-			args[i] = "'" + arg + "'"
-		}
-	}
-	return strings.Join(args, " ")
 }
 
 const begin = "<!-- versions: made by go run ./integration/versions --write -->\n"

@@ -268,15 +268,20 @@ func TestContextOver(t *testing.T) {
 	}
 }
 
-// An answer that was there before the caller could give up is not lost.
-func TestFinishedThenOver(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	q := batch.New(1, 0, func(_ context.Context, tickets []*batch.Ticket[int]) {
-		tickets[0].Finish()
-		cancel()
-	}, nil)
-	if ticket, err := q.Do(ctx, 5); err != nil || ticket.Value != 5 {
-		t.Errorf("got %v, error %v, want 5", ticket, err)
+// Who gives up while it is served alone gets its answer if that was there before, and otherwise its
+// own error.
+func TestAloneOver(t *testing.T) {
+	for finishes, want := range map[bool]error{true: nil, false: context.Canceled} {
+		ctx, cancel := context.WithCancel(t.Context())
+		q := batch.New(1, 0, func(_ context.Context, tickets []*batch.Ticket[int]) {
+			if finishes {
+				tickets[0].Finish()
+			}
+			cancel()
+		}, noGoroutine(t))
+		if _, err := q.Do(ctx, 5); !errors.Is(err, want) {
+			t.Errorf("got error %v, want %v", err, want)
+		}
 	}
 }
 
@@ -345,15 +350,6 @@ func TestUnfinished(t *testing.T) {
 		r.finish()
 		wantAnswers(t, answers, 2, -3)
 	})
-}
-
-// Who gives up, so that serve returns with nothing done, gets its own error.
-func TestAloneOver(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	q := batch.New(1, 0, func(context.Context, []*batch.Ticket[int]) { cancel() }, noGoroutine(t))
-	if _, err := q.Do(ctx, 1); !errors.Is(err, context.Canceled) {
-		t.Errorf("got error %v, want %v", err, context.Canceled)
-	}
 }
 
 // Whatever ends serve, the queue goes on with the others.

@@ -7,20 +7,6 @@ import (
 	. "github.com/pgratelimit/ratelimit"
 )
 
-// A clock that goes back opens no window twice.
-func TestFixedWindowClockGoesBack(t *testing.T) {
-	window := FixedWindow{Name: "a", Rate: 3, Period: 4 * d, Start: t0}
-	run(t, window, []step{
-		{t5, allow(3), true, 0, 0},
-		{t3, allow(1), false, 5 * d, 0},
-		{t4, allow(1), false, 4 * d, 0},
-		{t8, allow(2), true, 0, 1},
-		{t0, allow(1), true, 0, 0}, // there was one left
-		{t0, allow(1), false, 12 * d, 0},
-		{t9, allow(1), false, 3 * d, 0},
-	})
-}
-
 // An edge is at Start and every Period from it, in both directions.
 func TestFixedWindowStart(t *testing.T) {
 	utc := func(y int, m time.Month, day, hour int) time.Time {

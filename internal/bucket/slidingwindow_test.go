@@ -15,17 +15,6 @@ var sliding = SlidingWindow{Name: "a", Rate: 10, Period: time.Second, Slots: 10,
 // slot is the start of the n-th slot after t0.
 func slot(n int) time.Time { return t0.Add(time.Duration(n) * d) }
 
-// A clock that went back is put into the slot that was written last.
-func TestSlidingWindowClockGoesBack(t *testing.T) {
-	run(t, sliding, []step{
-		{t5, allow(4), true, 0, 6},
-		{t0, allow(4), true, 0, 2},
-		{t0, allow(3), false, 16 * d, 2},
-		{slot(15), allow(3), false, d, 2},
-		{slot(16), allow(10), true, 0, 0},
-	})
-}
-
 // What was taken goes back to its slot, while a window can hold that.
 func TestSlidingWindowRefund(t *testing.T) {
 	definition := definition(sliding)
@@ -54,42 +43,6 @@ func TestSlidingWindowRefund(t *testing.T) {
 	if second.Value != 3 || definition.Refund(second, t6, 0, t0.UnixMicro()).Value != 3 {
 		t.Error("giving back has changed the state that it was given")
 	}
-}
-
-// A definition that changes takes over what was taken, and counts it as late as it may
-// have been.
-func TestSlidingWindowRedefined(t *testing.T) {
-	with := func(change func(*SlidingWindow)) SlidingWindow {
-		l := sliding
-		change(&l)
-		return l
-	}
-	run(t, sliding, []step{
-		{t0, allow(8), true, 0, 2},
-		{t0, as(with(func(l *SlidingWindow) { l.Rate = 5 }), allow(0)), false, 11 * d, -3},
-		{t0, as(with(func(l *SlidingWindow) { l.Rate = 20 }), allow(10)), true, 0, 2},
-	})
-	run(t, sliding, []step{ // slots of half a second: the one that t0 is in ends then
-		{t0, allow(8), true, 0, 2},
-		{t5, as(with(func(l *SlidingWindow) { l.Slots = 2 }), allow(2)), true, 0, 0},
-		{slot(14), allow(1), false, d, 0},
-		{slot(15), allow(8), true, 0, 0},
-	})
-	run(t, sliding, []step{ // slots of a quarter: it ends in the fourth
-		{t0, allow(8), true, 0, 2},
-		{t0, as(with(func(l *SlidingWindow) { l.Slots = 40 }), allow(1)), false, 75 * time.Millisecond, -0.75},
-		{t1, allow(2), true, 0, 0},
-	})
-	run(t, TokenBucket{Name: "a", Rate: 10, Period: time.Second}, []step{
-		{t0, allow(8), true, 0, 2},
-		{t0, as(sliding, allow(2)), true, 0, 0},
-		{t0, allow(1), false, 11 * d, 0},
-	})
-	run(t, TokenBucket{Name: "a", Rate: 10, Period: time.Second}, []step{ // debt is a reservation
-		{t0, reserve(15), true, 5 * d, -5},
-		{t0, as(sliding, allow(0)), false, 5 * d, -5},
-		{t0, reserve(1), true, 16 * d, -16},
-	})
 }
 
 // A row that is used for long is counted anew now and then, and still right.
@@ -138,6 +91,44 @@ func TestSlidingWindowIdle(t *testing.T) {
 	} {
 		if got := definition.Idle("k", tt.state, t0.Add(tt.after)); got != tt.want {
 			t.Errorf("%s, after %v: Idle() = %v, want %v", tt.name, tt.after, got, tt.want)
+		}
+	}
+}
+
+// A definition that changes takes over what was taken, and counts it as late as it may
+// have been.
+func TestSlidingWindowRedefined(t *testing.T) {
+	with := func(rate float64, slots int) SlidingWindow {
+		return SlidingWindow{Name: "a", Rate: rate, Period: time.Second, Slots: slots, Start: t0}
+	}
+	bucketful := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
+	debt := math.Inf(-1)
+	type take struct {
+		limit    Limit
+		at       time.Time
+		n, floor float64
+		wait     time.Duration // until it is granted; 0 if it is now
+		left     float64
+	}
+	for name, takes := range map[string][]take{
+		"less":           {{sliding, t0, 8, 0, 0, 2}, {with(5, 10), t0, 0, 0, 11 * d, -3}},
+		"more":           {{sliding, t0, 8, 0, 0, 2}, {with(20, 10), t0, 10, 0, 0, 2}},
+		"half a second":  {{sliding, t0, 8, 0, 0, 2}, {with(10, 2), t5, 2, 0, 0, 0}, {with(10, 2), slot(14), 1, 0, d, 0}, {with(10, 2), slot(15), 8, 0, 0, 0}},
+		"a quarter":      {{sliding, t0, 8, 0, 0, 2}, {with(10, 40), t0, 1, 0, 75 * time.Millisecond, -0.75}, {with(10, 40), t1, 2, 0, 0, 0}},
+		"a token bucket": {{bucketful, t0, 8, 0, 0, 2}, {sliding, t0, 2, 0, 0, 0}, {sliding, t0, 1, 0, 11 * d, 0}},
+		"debt is ahead":  {{bucketful, t0, 15, debt, 0, -5}, {sliding, t0, 0, 0, 5 * d, -5}, {sliding, t0, 1, debt, 0, -16}},
+	} {
+		state := definition(takes[0].limit).Fresh("k", t0)
+		for i, tt := range takes {
+			definition := definition(tt.limit)
+			after, ok := definition.Take(state, tt.at, tt.n, tt.floor)
+			wait := definition.Ready(state, tt.at, tt.n, tt.floor).Sub(tt.at)
+			if ok {
+				state, wait = after, 0
+			}
+			if left := definition.Refill(state, tt.at).Value; wait != tt.wait || left != tt.left {
+				t.Errorf("%s, step %d: a wait of %v, and %v left, want %v and %v", name, i, wait, left, tt.wait, tt.left)
+			}
 		}
 	}
 }

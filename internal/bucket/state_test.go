@@ -6,7 +6,6 @@ import (
 
 	. "github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
-	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
 const (
@@ -31,94 +30,9 @@ var (
 	t9 = t0.Add(9 * d)
 )
 
-// player is one limit and key on a timeline, with its row once it has one.
-type player struct {
-	limit Limit
-	key   string
-	row   *bucket.State
-}
-
-// step is one row of a timeline: what is done at an instant and what the
-// answer must be.
-type step struct {
-	at         time.Time
-	do         move
-	ok         bool
-	retryAfter time.Duration
-	value      float64
-}
-
-type move func(t *testing.T, p *player, at time.Time) Status
-
 func definition(l Limit) *bucket.Definition {
 	d := bucket.Definition(l.Definition())
 	return &d
-}
-
-func (p *player) state(at time.Time) bucket.State {
-	if p.row != nil {
-		return *p.row
-	}
-	return definition(p.limit).Fresh(p.key, at)
-}
-
-func (p *player) take(t *testing.T, reserve bool, at time.Time, n float64) Status {
-	t.Helper()
-	call, err := decide.New(reserve, p.limit.ForN(p.key, n))
-	if err != nil {
-		t.Fatalf("decide.New(%v, %v tokens) = %v", reserve, n, err)
-	}
-	view := decide.View{States: [][]bucket.State{{p.state(at)}}, At: at}
-	changes, ok := call.Plan(view)
-	if !ok {
-		return call.Refused(view).Status
-	}
-	p.row = &changes[0].After
-	return call.Granted(changes, view).Status
-}
-
-func allow(n float64) move {
-	return func(t *testing.T, p *player, at time.Time) Status { return p.take(t, false, at, n) }
-}
-
-func reserve(n float64) move {
-	return func(t *testing.T, p *player, at time.Time) Status { return p.take(t, true, at, n) }
-}
-
-func pause(until time.Time) move {
-	return func(_ *testing.T, p *player, at time.Time) Status {
-		after := definition(p.limit).Pause(p.state(at), at, until)
-		p.row = &after
-		return decide.Credited(p.limit.For(p.key), []bucket.State{after}, at)
-	}
-}
-
-// as is do after the definition was changed in code.
-func as(limit Limit, do move) move {
-	return func(t *testing.T, p *player, at time.Time) Status {
-		p.limit = limit
-		return do(t, p, at)
-	}
-}
-
-func run(t *testing.T, limit Limit, steps []step) {
-	t.Helper()
-	p := &player{limit: limit, key: "k"}
-	for i, s := range steps {
-		got := s.do(t, p, s.at)
-		want := step{at: s.at, ok: s.ok, retryAfter: s.retryAfter, value: s.value}
-		if got := (step{at: s.at, ok: got.OK, retryAfter: got.RetryAfter, value: got.Value}); !got.equal(want) {
-			t.Errorf("step %d at t0%+v: OK, RetryAfter, Value = %v, %v, %v, want %v, %v, %v",
-				i, s.at.Sub(t0), got.ok, got.retryAfter, got.value, want.ok, want.retryAfter, want.value)
-		}
-		if want := got.At.Add(got.RetryAfter); !got.RetryAt.Equal(want) {
-			t.Errorf("step %d at t0%+v: RetryAt = %v, want %v, RetryAfter later", i, s.at.Sub(t0), got.RetryAt, want)
-		}
-	}
-}
-
-func (s step) equal(t step) bool {
-	return s.ok == t.ok && s.retryAfter == t.retryAfter && s.value == t.value
 }
 
 func TestWhen(t *testing.T) {
@@ -154,46 +68,6 @@ func TestWhen(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestFloor(t *testing.T) {
-	tests := []struct {
-		name    string
-		limit   Limit
-		reserve bool
-		want    float64
-	}{
-		{"allow", TokenBucket{Name: "a", Rate: 10, Period: time.Second, MaxReserved: 5}, false, 0},
-		{"reserve", TokenBucket{Name: "a", Rate: 10, Period: time.Second, MaxReserved: 5}, true, -5},
-		{"none", TokenBucket{Name: "a", Rate: 10, Period: time.Second, MaxReserved: None}, true, 0},
-		{"unlimited is 100 years' worth", TokenBucket{Name: "a", Rate: 2, Period: year}, true, -200},
-		{"more than 100 years' worth", FixedWindow{Name: "a", Rate: 2, Period: year, MaxReserved: 1e6}, true, -200},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			if got := definition(tt.limit).Floor(tt.reserve); got != tt.want {
-				t.Errorf("Floor(%v) = %v, want %v", tt.reserve, got, tt.want)
-			}
-		})
-	}
-}
-
-// Rows know whole microseconds. A pause that ends between two of them is not
-// over at the first.
-func TestPauseRoundsUp(t *testing.T) {
-	window := FixedWindow{Name: "a", Rate: 3, Period: 4 * d, Start: t0}
-	next := t7.Add(time.Microsecond)
-	run(t, window, []step{
-		{t0, pause(t7.Add(1)), false, 7*d + time.Microsecond, 0},
-		{t7, allow(1), false, time.Microsecond, 0},
-		{next, allow(3), true, 0, 0},
-	})
-	tokens := TokenBucket{Name: "a", Rate: 1, Period: time.Microsecond}
-	run(t, tokens, []step{
-		{t0, pause(t7.Add(999)), false, 7*d + time.Microsecond, 0},
-		{next, allow(1), false, time.Microsecond, 0},
-		{next.Add(time.Microsecond), allow(1), true, 0, 0},
-	})
 }
 
 // A row is idle when a minute ago it was what the table says.
@@ -243,5 +117,23 @@ func TestIdle(t *testing.T) {
 				t.Errorf("Idle(%v, t0%+v) = true, a minute early", tt.state, tt.now.Sub(t0))
 			}
 		})
+	}
+}
+
+// Rows know whole microseconds. A pause that ends between two of them is not over at the first.
+func TestPauseRoundsUp(t *testing.T) {
+	next := t7.Add(time.Microsecond)
+	for _, tt := range []struct {
+		limit Limit
+		ends  time.Duration // after t7
+		want  time.Time     // when a token can be had
+	}{
+		{FixedWindow{Name: "a", Rate: 3, Period: 4 * d, Start: t0}, 1, next},
+		{TokenBucket{Name: "a", Rate: 1, Period: time.Microsecond}, 999, next.Add(time.Microsecond)},
+	} {
+		d := definition(tt.limit)
+		if got := d.Ready(d.Pause(d.Fresh("k", t0), t0, t7.Add(tt.ends)), t0, 1, 0); !got.Equal(tt.want) {
+			t.Errorf("%v: there is a token at %v, want it at %v", tt.limit, got, tt.want)
+		}
 	}
 }

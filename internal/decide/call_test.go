@@ -39,9 +39,7 @@ func TestNew(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			call, err := decide.New(tt.reserve, tt.requests...)
-			if err != nil {
-				t.Fatalf("New() = %v", err)
-			}
+			must(t, err)
 			var got []string
 			for _, ask := range call.Demands {
 				got = append(got, fmt.Sprintf("%s/%s %v %v", ask.Definition.Name, ask.Key, ask.Count, ask.Floor))
@@ -122,20 +120,6 @@ func TestNewFirst(t *testing.T) {
 				t.Errorf("got %q, error %v, want %q, %v", got, err, tt.want, tt.err)
 			}
 		})
-	}
-}
-
-// A plan's own rate under another key is no contradiction.
-func TestNewTwoPlans(t *testing.T) {
-	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
-	faster := a
-	faster.Rate = 20
-	call, err := decide.New(false, a.For("free"), faster.For("paid"))
-	if err != nil {
-		t.Fatalf("New() = %v", err)
-	}
-	if got := []float64{call.Demands[0].Definition.Rate, call.Demands[1].Definition.Rate}; !slices.Equal(got, []float64{10, 20}) {
-		t.Errorf("rates = %v, want 10 and 20", got)
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -28,9 +27,7 @@ func paid(t *testing.T, l Limit, n float64) *Receipt {
 func refunded(t *testing.T, seen *decide.Definitions, r *Receipt) []string {
 	t.Helper()
 	settlement, err := seen.Settle(r, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var all []string
 	for _, c := range settlement.Changes {
 		all = append(all, fmt.Sprintf("%s/%s/%d %v", c.Name, c.Key.Key, c.Shard, -c.Count))
@@ -157,9 +154,7 @@ func TestSeen(t *testing.T) {
 	}
 	sharded, window := base, FixedWindow{Name: "a", Rate: 10, Period: time.Second}
 	sharded.Shards = 2
-	if _, err := seen.NoteAll(nil, []Limit{sharded, window, window, TokenBucket{Name: "b", Rate: 1, Period: time.Second}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(seen.NoteAll(nil, []Limit{sharded, window, window, TokenBucket{Name: "b", Rate: 1, Period: time.Second}})))
 	merged := base
 	merged.Capacity = 70
 	want := []bucket.Definition{definition(merged), definition(sharded), definition(window)}
@@ -168,41 +163,6 @@ func TestSeen(t *testing.T) {
 	}
 	if got := len(seen.Of("b")); got != 1 {
 		t.Errorf("Of(b) has %d definitions, want 1", got)
-	}
-}
-
-func TestNoteAll(t *testing.T) {
-	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
-	b := FixedWindow{Name: "b", Rate: 10, Period: time.Second}
-	tests := []struct {
-		name   string
-		limits []Limit
-		field  string // that is bad
-	}{
-		{"two", []Limit{a, b}, ""},
-		{"none", nil, "Limits"},
-		{"nil", []Limit{a, nil}, "Limit"},
-		{"a nil bucket", []Limit{a, (*TokenBucket)(nil)}, "Limit"},
-		{"bad", []Limit{a, TokenBucket{Name: "c", Rate: 1, Period: -1}}, "Period"},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			var seen decide.Definitions
-			names, err := seen.NoteAll(nil, tt.limits)
-			if tt.field == "" {
-				if err != nil || len(names) != 2 || names["a"] == nil || names["b"] == nil {
-					t.Errorf("NoteAll() = %v, %v, want a and b", names, err)
-				}
-				return
-			}
-			var fe *FieldError
-			if !errors.As(err, &fe) || fe.Field != tt.field || !errors.Is(err, ErrInvalid) {
-				t.Errorf("NoteAll() = %v, want a *FieldError of %s", err, tt.field)
-			}
-			if len(seen.Of("a")) != 0 {
-				t.Errorf("noted %v beside an error", seen.Of("a"))
-			}
-		})
 	}
 }
 
@@ -230,36 +190,12 @@ func TestIdle(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			var seen decide.Definitions
-			if _, err := seen.NoteAll(nil, tt.limits); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errOf(seen.NoteAll(nil, tt.limits)))
 			if got := seen.Idle(decide.Key{Name: "a", Key: "k"}, nil, tt.state, tt.now); got != tt.want {
 				t.Errorf("Idle() = %v, want %v", got, tt.want)
 			}
 		})
 	}
-}
-
-// Definitions is used by all callers of a store at once; the race detector looks.
-func TestSeenConcurrently(t *testing.T) {
-	var seen decide.Definitions
-	var wg sync.WaitGroup
-	for i := range 32 {
-		wg.Go(func() {
-			l := TokenBucket{Name: fmt.Sprint(i % 3), Rate: 10 + float64(i), Period: time.Second, Shards: 1 + i%2}
-			for range 100 {
-				seen.Note(definition(l))
-				seen.Of(l.Name)
-				if _, err := seen.NoteAll(nil, []Limit{l}); err != nil {
-					t.Error(err)
-				}
-			}
-			if got, err := seen.Settle(paid(t, l, 1), nil); err != nil || len(got.Changes) != 1 {
-				t.Errorf("Settle() = %v, %v, want 1 change", got.Changes, err)
-			}
-		})
-	}
-	wg.Wait()
 }
 
 // A definition of a key's own override is none of the name: it neither says by what other keys'
@@ -270,15 +206,11 @@ func TestOwnOverrideBindsItsKey(t *testing.T) {
 	var seen decide.Definitions
 	for _, r := range []Request{base.For("k"), {Limit: raised, Key: "raised", Count: 1, Overridden: true}} {
 		call := newCall(t, false, r)
-		if err := seen.NoteCall(&call); err != nil {
-			t.Fatal(err)
-		}
+		must(t, seen.NoteCall(&call))
 	}
 	receipt := paid(t, base, 3)
 	settlement, err := seen.Settle(receipt, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got := settlement.Changes[0].Definition; got != definition(base) {
 		t.Errorf("settled by %v, want %v", got, definition(base))
 	}
@@ -291,9 +223,7 @@ func TestOwnOverrideBindsItsKey(t *testing.T) {
 	}
 	call := newCall(t, false, Request{Limit: FixedWindow{Name: "b", Rate: 1, Period: time.Second}, Key: "k", Overridden: true})
 	other := newCall(t, false, TokenBucket{Name: "b", Rate: 1, Period: time.Second}.For("k"))
-	if err := seen.NoteCall(&call); err != nil {
-		t.Fatal(err)
-	}
+	must(t, seen.NoteCall(&call))
 	if err := seen.NoteCall(&other); !errors.Is(err, ErrInvalid) {
 		t.Errorf("another kind than the override's: got %v, want ErrInvalid", err)
 	}
@@ -309,9 +239,7 @@ func TestPlanBeside(t *testing.T) {
 		var seen decide.Definitions
 		for _, requests := range [][]Request{{base.For("k")}, {own}, requests} {
 			call := newCall(t, false, requests...)
-			if err := seen.NoteCall(&call); err != nil {
-				t.Fatal(err)
-			}
+			must(t, seen.NoteCall(&call))
 		}
 		if seen.Idle(decide.Key{Name: "a", Key: "other"}, nil, bucket.State{Value: 10, TS: t0}, t0.Add(90*time.Second)) {
 			t.Errorf("%s: the row of another key is idle, and is not full by the plan", name)

@@ -39,9 +39,7 @@ func checked(call decide.Call, now time.Time, states []bucket.State) Result {
 func TestGrantedAfterWaiting(t *testing.T) {
 	now := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
 	call, err := decide.New(true, TokenBucket{Name: "l", Rate: 1, Period: time.Second}.For("k"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	changes := []decide.Change{call.Demands[0].Change(0, 0, 1)}
 	changes[0].After = row(-1, now.Add(-3*time.Second))
 	got := call.Granted(changes, decide.View{At: now})
@@ -67,9 +65,7 @@ func TestGrantedAfterTheClockWentBack(t *testing.T) {
 		{"paused", paused, now, later(3 * time.Second)},
 	} {
 		call, err := decide.New(true, TokenBucket{Name: "l", Rate: 1, Period: time.Second}.For("k"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		changes := []decide.Change{call.Demands[0].Change(0, 0, 1)}
 		changes[0].After = test.after
 		got := call.Granted(changes, decide.View{At: now})
@@ -99,9 +95,7 @@ func TestStatus(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			call, err := decide.New(false, a.ForN("k", 1))
-			if err != nil {
-				t.Fatalf("New() = %v", err)
-			}
+			must(t, err)
 			got := checked(call, t0, []bucket.State{row(tt.value, t0)}).Status
 			if got.Remaining != tt.remaining || got.ResetAfter != tt.reset {
 				t.Errorf("Remaining, ResetAfter = %v, %v, want %v, %v", got.Remaining, got.ResetAfter, tt.remaining, tt.reset)
@@ -119,9 +113,7 @@ func TestStatus(t *testing.T) {
 func TestWaitBeyondMaxSpan(t *testing.T) {
 	slow := TokenBucket{Name: "a", Rate: 1, Period: 100 * year}
 	call, err := decide.New(false, slow.For(""))
-	if err != nil {
-		t.Fatalf("New() = %v", err)
-	}
+	must(t, err)
 	for _, debt := range []float64{1e3, 1e6, 1e12, 1e27} {
 		result := checked(call, t0, []bucket.State{row(-debt, t0)})
 		if result.OK || result.RetryAfter < MaxSpan || !result.RetryAt.After(t0.Add(MaxSpan-1)) {
@@ -172,3 +164,14 @@ func plain(s Status) any {
 	type fields Status
 	return fields(s)
 }
+
+// must fails the test for an error.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// errOf returns the error of a call that returns a value besides.
+func errOf[T any](_ T, err error) error { return err }

@@ -15,9 +15,7 @@ import (
 func newCall(t *testing.T, reserve bool, requests ...Request) decide.Call {
 	t.Helper()
 	call, err := decide.New(reserve, requests...)
-	if err != nil {
-		t.Fatalf("New() = %v", err)
-	}
+	must(t, err)
 	return call
 }
 
@@ -107,9 +105,7 @@ func TestSpreadAndFill(t *testing.T) {
 		if errors.Is(err, ErrExceedsCapacity) {
 			continue
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		ask := call.Demands[0]
 		switch counts, ok := ask.Spread(t0, rows(values...)); {
 		case ok:
@@ -243,39 +239,6 @@ func TestRoundingDoesNotAddUp(t *testing.T) {
 		}
 		if taken > n/2+1000*0x1p-46 {
 			t.Errorf("took %v by %v, though there was %v", taken, n, n/2)
-		}
-	}
-}
-
-// A refusal of several shards promises the first microsecond at which they
-// have enough together.
-func TestRefusedPromise(t *testing.T) {
-	limits := []Limit{
-		TokenBucket{Name: "a", Rate: 30, Period: time.Second, Shards: 3},
-		TokenBucket{Name: "a", Rate: 7, Period: 13 * time.Second, Capacity: 10, Shards: 7},
-		FixedWindow{Name: "a", Rate: 30, Period: time.Second, Shards: 3, Start: t0},
-		FixedWindow{Name: "a", Rate: 30, Period: time.Second, Capacity: 70, Shards: 5},
-	}
-	for _, l := range limits {
-		d := definition(l)
-		for seed := range uint64(200) {
-			random := rand.New(rand.NewPCG(seed, 1))
-			states := full(d)
-			for i := range states {
-				states[i].Value = d.Shard().Capacity * (random.Float64()*4 - 3)
-			}
-			call := newCall(t, false, l.ForN("k", math.Ceil(d.Capacity*random.Float64())))
-			got := call.Checked(decide.View{States: [][]bucket.State{states}, At: t0})
-			if got.OK {
-				continue
-			}
-			if at := call.Checked(decide.View{States: [][]bucket.State{states}, At: got.RetryAt}); !at.OK {
-				t.Errorf("%v, seed %d: refused at %v, as was promised", l, seed, got.RetryAt)
-			}
-			early := got.RetryAt.Add(-time.Microsecond)
-			if before := call.Checked(decide.View{States: [][]bucket.State{states}, At: early}); before.OK {
-				t.Errorf("%v, seed %d: granted at %v, before it was promised", l, seed, early)
-			}
 		}
 	}
 }

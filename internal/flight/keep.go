@@ -87,7 +87,7 @@ func (k *Renewers) Keep(ctx context.Context, store Store, permit ratelimit.Permi
 	if do == nil {
 		return &ratelimit.FieldError{Limit: permit.InFlight.Name, Field: "Func", Value: nil, Reason: "must not be nil"}
 	}
-	if !now().before(permit.Ends()) { // its lease seems over here, but the permit may still be held
+	if ended(permit.Ends()) { // its lease seems over here, but the permit may still be held
 		renewed, err := store.Renew(ctx, permit)
 		if err != nil {
 			return err
@@ -96,7 +96,7 @@ func (k *Renewers) Keep(ctx context.Context, store Store, permit ratelimit.Permi
 	}
 	inner, cancel := context.WithCancelCause(ctx)
 	kept := &renewer{store: store, cancel: cancel, permit: permit}
-	k.add(permit, kept)
+	k.set(permit, kept)
 	// Renewing goes on while do works, even after ctx has ended.
 	working, stop := context.WithCancel(context.WithoutCancel(ctx))
 	stopped := make(chan struct{})
@@ -108,7 +108,7 @@ func (k *Renewers) Keep(ctx context.Context, store Store, permit ratelimit.Permi
 		stop()
 		cancel(nil)
 		<-stopped
-		k.remove(permit)
+		k.set(permit, nil)
 		if lost := kept.release(ctx); lost != nil {
 			err = errors.Join(err, lost)
 		}
@@ -116,19 +116,16 @@ func (k *Renewers) Keep(ctx context.Context, store Store, permit ratelimit.Permi
 	return do(&leased{inner, kept}, permit)
 }
 
-func (k *Renewers) add(permit ratelimit.Permit, kept *renewer) {
+// set notes the renewer of a permit, or with nil that it has none.
+func (k *Renewers) set(permit ratelimit.Permit, kept *renewer) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.running == nil {
 		k.running = make(map[permitID]*renewer)
 	}
-	k.running[idOf(permit)] = kept
-}
-
-func (k *Renewers) remove(permit ratelimit.Permit) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	delete(k.running, idOf(permit))
+	if k.running[idOf(permit)] = kept; kept == nil {
+		delete(k.running, idOf(permit))
+	}
 }
 
 // releases returns how often the holder has reported a release.
@@ -157,7 +154,7 @@ func (k *renewer) lose() {
 func (k *renewer) over() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.lost || !now().before(k.permit.Ends())
+	return k.lost || ended(k.permit.Ends())
 }
 
 // renew renews the permit at half of its lease, until ctx ends.
@@ -259,13 +256,9 @@ func (c *leased) Err() error {
 	return c.Context.Err()
 }
 
-// instant is a time by the monotonic clock and by the wall clock, which goes on while the machine
-// is asleep.
-type instant struct{ time.Time }
-
-func now() instant { return instant{time.Now()} }
-
-// before reports whether i is before t by both clocks.
-func (i instant) before(t time.Time) bool {
-	return i.Time.Before(t) && i.Round(0).Before(t.Round(0))
+// ended reports whether an instant is past, by the monotonic clock or by the wall clock, which goes on
+// while the machine is asleep.
+func ended(at time.Time) bool {
+	now := time.Now()
+	return !now.Before(at) || !now.Round(0).Before(at.Round(0))
 }

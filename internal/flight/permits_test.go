@@ -130,33 +130,6 @@ func TestHandsOnInOrder(t *testing.T) {
 	}
 }
 
-// As many ask at once as there are permits. Those who ask in vain stand in line as if they had not.
-func TestAsksAtOnce(t *testing.T) {
-	var s Permits
-	limit := ratelimit.InFlight{Name: "l", Limit: 2}
-	var came [5]*Waiter
-	for i := range came {
-		w, asks := s.Arrive(limit.For(key.Key))
-		if came[i] = w; asks != (i < 2) {
-			t.Errorf("caller %d asks: %v", i, asks)
-		}
-	}
-	if !s.First(came[2]) || len(came[2].Turn) != 1 {
-		t.Error("the first of those who do not ask is not first in line")
-	}
-	s.Enter(came[1])
-	s.Enter(came[0])
-	for i, w := range came {
-		if !s.First(w) || len(w.Turn) != 1 {
-			t.Errorf("caller %d is not the next, or is not told", i)
-		}
-		s.Leave(w)
-	}
-	if _, asks := s.Arrive(limit.For(key.Key)); !asks {
-		t.Error("nobody asks when nobody is in line")
-	}
-}
-
 // Somebody who asked leaves room for another.
 func TestAsksAfterOthers(t *testing.T) {
 	var s Permits
@@ -214,29 +187,5 @@ func TestForgetsKeys(t *testing.T) {
 	}
 	if _, ok := s.keys[held]; !ok {
 		t.Error("one of which a permit is held is not")
-	}
-}
-
-// A permit that was taken before the Limit became smaller is not handed to a waiter.
-func TestHandGoesByTheNewestLimit(t *testing.T) {
-	var s Permits
-	w := enter(&s, ratelimit.InFlight{Name: "l", Limit: 3, Lease: time.Hour})
-	s.Meet(key, ratelimit.InFlight{Name: "l", Limit: 2})
-	if got := s.Wants(w)[0].Limit; got.Limit != 2 || got.LeaseOrDefault() != ratelimit.DefaultLease {
-		t.Errorf("got %v, want the smaller Limit and Lease", got)
-	}
-	if _, ok := s.HandOn(key, 2, time.Now()); ok || s.Hand(key, ratelimit.Permit{Number: 2}) || s.Waiting(key) != 1 {
-		t.Error("permit 2 of 2 is handed on")
-	}
-	if !s.Hand(key, ratelimit.Permit{Number: 1}) {
-		t.Error("permit 1 of 2 is not handed on")
-	}
-	if permit := <-w.Got; permit.InFlight.Limit != 2 {
-		t.Errorf("handed with %v", permit.InFlight)
-	}
-	later := enter(&s, ratelimit.InFlight{Name: "l", Limit: 3, Lease: time.Hour})
-	s.Meet(key, ratelimit.InFlight{Name: "l", Limit: 9, Lease: 2 * time.Hour})
-	if got := s.Wants(later)[0].Limit; got.Limit != 3 || got.Lease != time.Hour {
-		t.Errorf("got %v, want its own, which is smaller", got)
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/signal"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -103,38 +102,4 @@ func (db *DB) Close() error {
 		db.Pool.Close()
 	}
 	return errors.Join(dropErr, db.server.Close())
-}
-
-// WorkAll runs a number of workers until a query counts nothing that is left to do, or
-// one of them fails.
-func WorkAll(ctx context.Context, pool *pgxpool.Pool, workers int, left string, work func(context.Context) error) error {
-	working, stop := context.WithCancel(ctx)
-	defer stop()
-	failed := make(chan error, workers)
-	var group sync.WaitGroup
-	for range workers {
-		group.Go(func() {
-			if err := work(working); err != nil && working.Err() == nil {
-				failed <- err
-			}
-		})
-	}
-	err := untilNone(ctx, pool, left, failed)
-	stop()
-	group.Wait()
-	return err
-}
-
-func untilNone(ctx context.Context, pool *pgxpool.Pool, left string, failed <-chan error) error {
-	for {
-		var n int
-		if err := pool.QueryRow(ctx, left).Scan(&n); err != nil || n == 0 {
-			return err
-		}
-		select {
-		case err := <-failed:
-			return err
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
 }

@@ -143,12 +143,19 @@ func New(t *testing.T, name string) *Page {
 // and the preamble declare.
 type Func func(t *testing.T, ctx context.Context, pool *pgxpool.Pool, store *pgstore.Store, tx pgx.Tx, databaseURL string, w http.ResponseWriter, r *http.Request) error
 
-// Go runs a fragment. It must return no error; then its transaction is committed. Unless
-// output is empty, it must print that.
-func (p *Page) Go(at, output string, do Func) {
+// piece runs a piece of the page.
+func (p *Page) piece(at string, do func(ctx context.Context, t *testing.T)) {
 	p.t.Run(at, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), timeout)
 		defer cancel()
+		do(ctx, t)
+	})
+}
+
+// Go runs a fragment. It must return no error; then its transaction is committed. Unless
+// output is empty, it must print that.
+func (p *Page) Go(at, output string, do Func) {
+	p.piece(at, func(ctx context.Context, t *testing.T) {
 		printed, err := captured(func() error {
 			return pgx.BeginFunc(ctx, p.pool, func(tx pgx.Tx) error {
 				return do(t, ctx, p.pool, p.store, tx, databaseURL(p.name), httptest.NewRecorder(), httptest.NewRequest("POST", "/orders", nil))
@@ -166,9 +173,7 @@ func (p *Page) Test(at string, test func(*testing.T)) { p.t.Run(at, test) }
 
 // SQL runs statements.
 func (p *Page) SQL(at, text string) {
-	p.t.Run(at, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), timeout)
-		defer cancel()
+	p.piece(at, func(ctx context.Context, t *testing.T) {
 		if _, err := p.pool.Exec(ctx, text, pgx.QueryExecModeSimpleProtocol); err != nil {
 			t.Errorf("%s: %v", at, err)
 		}
@@ -178,21 +183,12 @@ func (p *Page) SQL(at, text string) {
 // Python runs a program on the page's database, which must succeed, and print output. It is
 // skipped where no interpreter has psycopg.
 func (p *Page) Python(at, text, output string) {
-	p.t.Run(at, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), timeout)
-		defer cancel()
+	p.piece(at, func(ctx context.Context, t *testing.T) {
 		for _, python := range []string{"python3", "/usr/bin/python3"} { // the system's, if another is before it
 			if exec.CommandContext(ctx, python, "-c", "import psycopg").Run() != nil {
 				continue
 			}
-			cmd := exec.CommandContext(ctx, python, "-c", text)
-			cmd.Env = append(os.Environ(), "DATABASE_URL="+databaseURL(p.name))
-			var stdout, stderr bytes.Buffer
-			cmd.Stdout, cmd.Stderr = &stdout, &stderr
-			if err := cmd.Run(); err != nil {
-				t.Errorf("%s: %v\n%s", at, err, &stderr)
-			}
-			wantOutput(t, at, stdout.String(), output)
+			runs(t, at, output, databaseURL(p.name), exec.CommandContext(ctx, python, "-c", text))
 			return
 		}
 		t.Skip("no Python with psycopg on this machine")
@@ -211,26 +207,27 @@ func (p *Page) JSON(at, text string) {
 
 // Program runs a program, which must succeed on an empty database, and print output.
 func (p *Page) Program(at, file, output string) {
-	p.t.Run(at, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), timeout)
-		defer cancel()
-		cmd := exec.CommandContext(ctx, file)
-		cmd.Env = append(os.Environ(), "DATABASE_URL="+p.emptyDatabase(t))
-		var stdout, stderr bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &stdout, &stderr
-		if err := cmd.Run(); err != nil {
-			t.Errorf("%s: %v\n%s", at, err, &stderr)
-		}
-		wantOutput(t, at, stdout.String(), output)
+	p.piece(at, func(ctx context.Context, t *testing.T) {
+		runs(t, at, output, p.emptyDatabase(t), exec.CommandContext(ctx, file))
 	})
+}
+
+// runs runs a program on a database. It must succeed, and print output.
+func runs(t *testing.T, at, output, database string, cmd *exec.Cmd) {
+	t.Helper()
+	cmd.Env = append(os.Environ(), "DATABASE_URL="+database)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		t.Errorf("%s: %v\n%s", at, err, &stderr)
+	}
+	wantOutput(t, at, stdout.String(), output)
 }
 
 // Shell runs commands with bash, in an empty directory, behind a prologue. DATABASE_URL is
 // that of an empty database. If they name it, a store must be ready on it afterwards.
 func (p *Page) Shell(at, prologue, text string) {
-	p.t.Run(at, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), timeout)
-		defer cancel()
+	p.piece(at, func(ctx context.Context, t *testing.T) {
 		usesDatabase := strings.Contains(text, "DATABASE_URL")
 		cmd := exec.CommandContext(ctx, "bash", "-c", "set -euo pipefail\n"+prologue+"\n"+text)
 		cmd.Dir, cmd.Env = t.TempDir(), os.Environ()

@@ -1,11 +1,15 @@
-module github.com/pgratelimit/ratelimit/examples/chi
+module github.com/pgratelimit/ratelimit/examples/frameworks
 
 go 1.26.0
 
 require (
+	connectrpc.com/connect v1.21.1
 	github.com/go-chi/chi/v5 v5.5.0
+	github.com/labstack/echo/v5 v5.3.1
 	github.com/pgratelimit/ratelimit v0.0.0
 	github.com/pgratelimit/ratelimit/httplimit v0.0.0
+	google.golang.org/genproto/googleapis/rpc v0.0.0-20261005182115-fad411399dd8
+	google.golang.org/protobuf v1.36.12
 )
 
 require (
