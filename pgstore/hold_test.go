@@ -31,30 +31,13 @@ func holdDatabases(t *testing.T, test func(t *testing.T, store *pgstore.Store, d
 	}
 }
 
-// holdStores runs a test on each kind of store, on its own clock.
-func holdStores(t *testing.T, test func(t *testing.T, store flightStore, begin func() pgx.Tx)) {
-	t.Helper()
-	holdDatabases(t, func(t *testing.T, store *pgstore.Store, db *pgtest.DB) {
-		test(t, flightStore{store.Permits(), store}, func() pgx.Tx { return begin(t, db, pgx.ReadCommitted) })
-	})
-	t.Run("memstore", func(t *testing.T) {
-		t.Parallel()
-		store := memstore.New(nil)
-		test(t, flightStore{store.Permits(), store}, func() pgx.Tx {
-			tx, err := store.Begin(t.Context())
-			must(t, err)
-			return tx
-		})
-	})
-}
-
 // brief has a lease that is renewed several times in a test.
 var brief = ratelimit.InFlight{Name: "brief", Limit: 1, Lease: time.Second}
 
 func TestHold(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	holdStores(t, func(t *testing.T, store flightStore, begin func() pgx.Tx) {
+	permitStores(t, false, func(t *testing.T, store flightStore, begin func() pgx.Tx, _ *clock) {
 		ctx := t.Context()
 		err := store.Hold(ctx, brief.For("k"), func(ctx context.Context, permit ratelimit.Permit) error {
 			for end := time.Now().Add(3 * brief.Lease); time.Now().Before(end); time.Sleep(brief.Lease / 20) {
@@ -105,7 +88,7 @@ func TestHold(t *testing.T) {
 
 func TestHoldTellsThatTheLeaseIsLost(t *testing.T) {
 	t.Parallel()
-	holdStores(t, func(t *testing.T, store flightStore, _ func() pgx.Tx) {
+	permitStores(t, false, func(t *testing.T, store flightStore, _ func() pgx.Tx, _ *clock) {
 		ctx := t.Context()
 		err := store.Hold(ctx, brief.For("k"), func(inner context.Context, permit ratelimit.Permit) error {
 			if err := store.Reset(ctx, brief, "k"); err != nil {
@@ -131,81 +114,44 @@ func TestHoldTellsThatTheLeaseIsLost(t *testing.T) {
 // one has a permit that many wait for.
 var one = ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Minute}
 
-// Who waits is served in order of arrival.
-func TestAcquireWaitInOrder(t *testing.T) {
-	t.Parallel()
-	holdDatabases(t, func(t *testing.T, store *pgstore.Store, _ *pgtest.DB) {
-		held := takePermit(t, store.Permits(), one, "k")
-		served := lineUp(t, store.Permits(), func(came int) {
-			eventually(t, "all stand in line", func() bool { return store.WaitingForPermits(one.Name, "k") == came })
-		})
-		served(held)
-	})
-	t.Run("memstore", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			store := memstore.New(nil)
-			held := takePermit(t, store.Permits(), one, "k")
-			served := lineUp(t, store.Permits(), func(int) { synctest.Wait() })
-			served(held)
-		})
-	})
-}
-
-// Who comes while somebody asks stands in line behind that caller, however long the answer takes.
+// Who waits is served in order of arrival. Who comes while somebody asks stands in line behind that
+// caller, however long the answer takes.
 func TestAcquireWaitInOrderBesideASlowAnswer(t *testing.T) {
 	t.Parallel()
+	const waiters = 10
 	holdDatabases(t, func(t *testing.T, store *pgstore.Store, db *pgtest.DB) {
 		held := takePermit(t, store.Permits(), one, "k")
 		tx := begin(t, db, pgx.ReadCommitted)
 		mustExec(t, tx, "LOCK TABLE "+db.Schema+".rate_limits")
-		served := lineUp(t, store.Permits(), func(came int) {
-			eventually(t, "the first asks, and all others stand in line", func() bool {
-				return pgtest.Blocks(t, db.Pool, tx) && store.WaitingForPermits(one.Name, "k") == came-1
+		var (
+			mu    sync.Mutex
+			order []int
+			wg    sync.WaitGroup
+		)
+		for i := range waiters {
+			wg.Go(func() {
+				permit, err := store.Permits().AcquireWait(t.Context(), one.For("k"))
+				if err != nil || !permit.OK {
+					t.Errorf("waiter %d: got %v and %v", i, permit, err)
+					return
+				}
+				mu.Lock()
+				order = append(order, i)
+				mu.Unlock()
+				should(t, store.Permits().Release(t.Context(), permit))
 			})
-		})
+			eventually(t, "the first asks, and all others stand in line", func() bool {
+				return pgtest.Blocks(t, db.Pool, tx) && store.WaitingForPermits(one.Name, "k") == i
+			})
+		}
 		must(t, tx.Rollback(t.Context()))
 		eventually(t, "all stand in line", func() bool { return store.WaitingForPermits(one.Name, "k") == waiters })
-		served(held)
-	})
-}
-
-// waiters is how many line up.
-const waiters = 10
-
-// lineUp has some wait for the permit of one, each when inLine has returned for those before it, of
-// which it is told how many came. The function that it returns releases the permit, and wants them
-// served in their order.
-func lineUp(t *testing.T, store permits, inLine func(came int)) (served func(held ratelimit.Permit)) {
-	t.Helper()
-	var (
-		mu    sync.Mutex
-		order []int
-		wg    sync.WaitGroup
-	)
-	for i := range waiters {
-		wg.Go(func() {
-			permit, err := store.AcquireWait(t.Context(), one.For("k"))
-			if err != nil || !permit.OK {
-				t.Errorf("waiter %d: got %v and %v", i, permit, err)
-				return
-			}
-			mu.Lock()
-			order = append(order, i)
-			mu.Unlock()
-			if err := store.Release(t.Context(), permit); err != nil {
-				t.Errorf("waiter %d: %v", i, err)
-			}
-		})
-		inLine(i + 1)
-	}
-	return func(held ratelimit.Permit) {
-		t.Helper()
-		must(t, store.Release(t.Context(), held))
+		must(t, store.Permits().Release(t.Context(), held))
 		wg.Wait()
 		if !slices.IsSorted(order) || len(order) != waiters {
 			t.Errorf("served in the order %v", order)
 		}
-	}
+	})
 }
 
 // When a caller comes with a smaller Limit or Lease, it also holds for those who wait already.
@@ -277,7 +223,7 @@ func TestAcquireWaitAmongMany(t *testing.T) {
 func TestAcquireWaitEnds(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	holdStores(t, func(t *testing.T, store flightStore, _ func() pgx.Tx) {
+	permitStores(t, false, func(t *testing.T, store flightStore, _ func() pgx.Tx, _ *clock) {
 		short := within(t, 50*time.Millisecond)
 		first := takePermit(t, store, brief, "k")
 		if permit, err := store.AcquireWait(short, brief.For("k")); permit.OK || !errors.Is(err, context.DeadlineExceeded) {
@@ -303,7 +249,7 @@ func TestCloseEndsWaitsForPermits(t *testing.T) {
 		_, err := store.Permits().AcquireWait(t.Context(), one.For("k"))
 		waited <- err
 	}()
-	time.Sleep(50 * time.Millisecond)
+	eventually(t, "it waits", func() bool { return store.WaitingForPermits(one.Name, "k") == 1 })
 	store.Close()
 	if err := <-waited; !errors.Is(err, pgstore.ErrClosed) {
 		t.Errorf("AcquireWait when the Store is closed: got %v, want ErrClosed", err)

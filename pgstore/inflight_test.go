@@ -37,41 +37,48 @@ type flightStore struct {
 // flightStores runs a test on each kind of store, on a clock of its own.
 func flightStores(t *testing.T, test func(t *testing.T, store flightStore, begin func() pgx.Tx, clock *clock)) {
 	t.Helper()
-	for _, portable := range []bool{false, true} {
-		t.Run(fmt.Sprintf("portable=%v", portable), func(t *testing.T) {
+	permitStores(t, true, test)
+}
+
+// permitStores does so, on the stores' own clocks if none is injected.
+func permitStores(t *testing.T, injected bool, test func(t *testing.T, store flightStore, begin func() pgx.Tx, clock *clock)) {
+	t.Helper()
+	for _, kind := range []string{"plain", "portable", "memstore"} {
+		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			db, clock := pgtest.New(t), newClock()
-			store := newStore(t, db, onClock(clock), isPortable(portable))
+			clock, config := newClock(), memstore.Config{}
+			if injected {
+				config.Clock = clock.now
+			}
+			if kind == "memstore" {
+				store := memstore.NewWithConfig(config)
+				test(t, flightStore{store.Permits(), store}, func() pgx.Tx {
+					tx, err := store.Begin(t.Context())
+					must(t, err)
+					return tx
+				}, clock)
+				return
+			}
+			db := pgtest.New(t, maxConns(8))
+			store := newStore(t, db, isPortable(kind == "portable"), func(c *pgstore.Config) { c.Clock = config.Clock })
 			test(t, flightStore{store.Permits(), store}, func() pgx.Tx { return begin(t, db, pgx.ReadCommitted) }, clock)
 		})
 	}
-	t.Run("memstore", func(t *testing.T) {
-		t.Parallel()
-		clock := newClock()
-		store := memstore.New(clock.now)
-		test(t, flightStore{store.Permits(), store}, func() pgx.Tx {
-			tx, err := store.Begin(t.Context())
-			must(t, err)
-			return tx
-		}, clock)
-	})
 }
 
 var calls = ratelimit.InFlight{Name: "calls", Limit: 3, Lease: time.Minute}
 
-func acquire(t *testing.T, store permits, limit ratelimit.InFlight, key string) ratelimit.Permit {
+func acquire(t *testing.T, store permits, r ratelimit.PermitRequest) ratelimit.Permit {
 	t.Helper()
-	permit, err := store.Acquire(t.Context(), limit.For(key))
-	if err != nil {
-		t.Fatalf("Acquire: %v", err)
-	}
+	permit, err := store.Acquire(t.Context(), r)
+	must(t, err)
 	return permit
 }
 
 // takePermit acquires a permit, which must be granted.
 func takePermit(t *testing.T, store permits, limit ratelimit.InFlight, key string) ratelimit.Permit {
 	t.Helper()
-	permit := acquire(t, store, limit, key)
+	permit := acquire(t, store, limit.For(key))
 	if !permit.OK {
 		t.Fatalf("Acquire of %v: refused, not before %v", limit, permit.NotBefore)
 	}
@@ -80,7 +87,7 @@ func takePermit(t *testing.T, store permits, limit ratelimit.InFlight, key strin
 
 func refusedFor(t *testing.T, store permits, limit ratelimit.InFlight, key string) ratelimit.Permit {
 	t.Helper()
-	permit := acquire(t, store, limit, key)
+	permit := acquire(t, store, limit.For(key))
 	if permit.OK || permit.N != 1 {
 		t.Fatalf("Acquire of %v: got %v, want a refusal of one", limit, permit)
 	}
@@ -250,40 +257,36 @@ func TestPermitsInTransactions(t *testing.T) {
 			}
 			return permit
 		}
-		ended := func(err error) {
-			t.Helper()
-			must(t, err)
-		}
 		tx := begin()
 		if !acquireTx(tx).OK {
 			t.Fatal("AcquireTx of a limit that nobody has used: refused")
 		}
-		ended(tx.Rollback(ctx))
+		must(t, tx.Rollback(ctx))
 		tx = begin()
 		inner, err := tx.Begin(ctx)
-		ended(err)
+		must(t, err)
 		if !acquireTx(inner).OK {
 			t.Fatal("AcquireTx behind a savepoint: refused")
 		}
-		ended(inner.Rollback(ctx))
+		must(t, inner.Rollback(ctx))
 		first, second := acquireTx(tx), acquireTx(tx)
 		if third := acquireTx(tx); !first.OK || !second.OK || third.OK || first.Number == second.Number {
 			t.Fatalf("got %v, %v and %v of two permits", first, second, third)
 		}
-		ended(tx.Commit(ctx))
+		must(t, tx.Commit(ctx))
 		refusedFor(t, store, two, "k")
 
 		// Rolled back, a release did not happen; committed, it did, and once.
 		tx = begin()
-		ended(store.ReleaseTx(ctx, tx, first))
-		ended(tx.Rollback(ctx))
+		must(t, store.ReleaseTx(ctx, tx, first))
+		must(t, tx.Rollback(ctx))
 		refusedFor(t, store, two, "k")
 		tx = begin()
-		ended(store.ReleaseTx(ctx, tx, first))
+		must(t, store.ReleaseTx(ctx, tx, first))
 		if err := store.ReleaseTx(ctx, tx, first); !errors.Is(err, ratelimit.ErrLeaseLost) {
 			t.Errorf("ReleaseTx twice: got %v, want ErrLeaseLost", err)
 		}
-		ended(tx.Commit(ctx))
+		must(t, tx.Commit(ctx))
 		takePermit(t, store, two, "k")
 		refusedFor(t, store, two, "k")
 
@@ -296,7 +299,7 @@ func TestPermitsInTransactions(t *testing.T) {
 		if permit := acquireTx(tx); !permit.OK {
 			t.Errorf("AcquireTx after a lease was lost: %v", permit)
 		}
-		ended(tx.Commit(ctx))
+		must(t, tx.Commit(ctx))
 	})
 }
 
@@ -492,8 +495,7 @@ func TestOpenTransactionsDelayNobody(t *testing.T) {
 	db := pgtest.New(t)
 	mine, others := newStore(t, db), newStore(t, db)
 	two := ratelimit.InFlight{Name: "two", Limit: 2, Lease: time.Minute}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // whoever waited for it would wait until then
-	defer cancel()
+	ctx := within(t, 30*time.Second) // whoever waited for it would wait until then
 	open := begin(t, db, pgx.Serializable)
 	taken, err := mine.Permits().AcquireTx(ctx, open, two.For("k"))
 	if err != nil || !taken.OK {
@@ -519,8 +521,7 @@ func TestOpenTransactionsDelayNobody(t *testing.T) {
 	must(t, mine.Permits().ReleaseTx(ctx, open, taken))
 	permit := takePermit(t, others.Permits(), two, "k")
 	refusedFor(t, others.Permits(), two, "k")
-	short, cancelShort := context.WithTimeout(ctx, time.Second) // long enough to see that it is locked
-	defer cancelShort()
+	short := within(t, time.Second) // long enough to see that it is locked
 	if _, err := mine.Permits().Renew(short, taken); !errors.Is(err, pgstore.ErrLocked) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Renew of a permit that a transaction releases: got %v, want ErrLocked", err)
 	}
@@ -585,29 +586,22 @@ func TestPermitsOfDifferentKeysDoNotConflict(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t, maxConns(12))
 	store, ctx := newStore(t, db), t.Context()
-	var wg sync.WaitGroup
-	for worker := range 8 {
-		wg.Go(func() {
-			key := fmt.Sprint("key ", worker)
-			for range 50 {
-				err := pgx.BeginTxFunc(ctx, db.Pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
-					permit, err := store.Permits().AcquireTx(ctx, tx, calls.For(key))
-					if err != nil {
-						return err
-					}
-					if err := permit.Err(); err != nil {
-						return err
-					}
-					return store.Permits().ReleaseTx(ctx, tx, permit)
-				})
-				if err != nil {
-					t.Errorf("%s: %v", key, err)
-					return
+	together(8, func(i int) {
+		key := fmt.Sprint("key ", i)
+		for range 50 {
+			err := pgx.BeginTxFunc(ctx, db.Pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
+				permit, err := store.Permits().AcquireTx(ctx, tx, calls.For(key))
+				if err = errors.Join(err, permit.Err()); err != nil {
+					return err
 				}
+				return store.Permits().ReleaseTx(ctx, tx, permit)
+			})
+			if err != nil {
+				t.Errorf("%s: %v", key, err)
+				return
 			}
-		})
-	}
-	wg.Wait()
+		}
+	})
 }
 
 // forAWhile says whether to go on: for as long as this lasts and, on a machine with much else
@@ -640,7 +634,7 @@ func TestLeasesDoNotOverlap(t *testing.T) {
 		store := newStore(t, db)
 		wg.Go(func() {
 			for ; more(); time.Sleep(time.Millisecond) { // nobody releases
-				if permit := acquire(t, store.Permits(), limit, ""); permit.OK {
+				if permit := acquire(t, store.Permits(), limit.For("")); permit.OK {
 					mu.Lock()
 					taken[permit.Number] = append(taken[permit.Number], permit)
 					mu.Unlock()
@@ -730,8 +724,7 @@ func TestLastPermitTakenMeanwhile(t *testing.T) {
 	if a.err != nil || a.permit.OK || !errors.As(a.permit.Err(), new(*ratelimit.FullError)) {
 		t.Fatalf("AcquireTx: got %v and %v, want a refusal by the permits", a.permit, a.err)
 	}
-	short, cancelShort := context.WithTimeout(ctx, 2*time.Second)
-	defer cancelShort()
+	short := within(t, 2*time.Second)
 	if _, err := others.Permits().Renew(short, held); err != nil {
 		t.Errorf("Renew of a permit that a transaction tried in vain: %v", err)
 	}

@@ -72,21 +72,6 @@ func TestForget(t *testing.T) {
 	})
 }
 
-// A limit that was forgotten is not refused from memory.
-func TestForgetForgetsRefusals(t *testing.T) {
-	t.Parallel()
-	store, _, _ := remembering(t, false)
-	limit := slow("l", 1)
-	mustAllow(t, store, limit.For("k"))
-	for range 2 {
-		if result, err := store.Allow(t.Context(), limit.For("k")); err != nil || result.OK {
-			t.Fatalf("got OK %v, error %v, want a refusal", result.OK, err)
-		}
-	}
-	must(t, errOf(store.Forget(t.Context(), "l")))
-	mustAllow(t, store, limit.For("k"))
-}
-
 // Ready is nil where the table is as the statements want it.
 func TestReady(t *testing.T) {
 	t.Parallel()
@@ -162,17 +147,6 @@ func TestReadyRefusesAnOldServer(t *testing.T) {
 	err := newStore(t, old).Ready(t.Context())
 	if err == nil || errors.Is(err, pgstore.ErrNotMigrated) || !strings.Contains(err.Error(), "and the oldest that the statements run on is 14") {
 		t.Errorf("got %v, want that it is too old", err)
-	}
-}
-
-// A probe of a database that does not answer is told so, and not to migrate.
-func TestReadyIsNotAskedInVain(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := newStore(t, db).Ready(ctx); !errors.Is(err, context.Canceled) || errors.Is(err, pgstore.ErrNotMigrated) {
-		t.Errorf("got %v, want %v", err, context.Canceled)
 	}
 }
 

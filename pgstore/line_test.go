@@ -3,7 +3,6 @@ package pgstore_test
 import (
 	"context"
 	"errors"
-	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
-	"github.com/pgratelimit/ratelimit/internal/throwaway"
 	"github.com/pgratelimit/ratelimit/internal/traced"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
@@ -141,17 +139,13 @@ func TestLineIsLeft(t *testing.T) {
 			wantLeft(t, l.store, slow("l", 100).ForN("k", 0), 98-test.spent)
 		})
 	}
-	t.Run("refused", func(t *testing.T) {
+	t.Run("refused and panicked", func(t *testing.T) {
 		t.Parallel()
 		l := newLined(t)
 		if _, err := l.allow(t.Context(), 99.5, nothing); !errors.Is(err, ratelimit.ErrRefused) {
 			t.Errorf("got error %v", err)
 		}
 		l.wantEmpty(t)
-	})
-	t.Run("panicked", func(t *testing.T) {
-		t.Parallel()
-		l := newLined(t)
 		func() {
 			defer func() { _ = recover() }()
 			_, _ = l.allow(t.Context(), 1, func(pgx.Tx) error { panic("of the function") })
@@ -216,9 +210,8 @@ func TestLineThatDoesNotMove(t *testing.T) {
 		t.Parallel()
 		l := newLined(t)
 		defer l.hold(t)()
-		row, err := l.observer.Begin(t.Context())
-		must(t, err)
-		must(t, errOf(row.Exec(t.Context(), "SELECT FROM "+l.Schema+".rate_limits FOR UPDATE")))
+		row := begin(t, beside(t, l.DB), pgx.ReadCommitted)
+		mustExec(t, row, "SELECT FROM "+l.Schema+".rate_limits FOR UPDATE")
 		var group sync.WaitGroup
 		for range 8 {
 			group.Go(func() {
@@ -274,19 +267,7 @@ func TestLineThatCannotBeTakenOver(t *testing.T) {
 // Through a pooler that hands sessions on nobody takes a lock of one.
 func TestNoLineBehindAPooler(t *testing.T) {
 	t.Parallel()
-	bouncer, err := throwaway.PgBouncer(t.Context(), pgtest.URL(t), 8)
-	if errors.Is(err, exec.ErrNotFound) {
-		t.Skip("there is no pgbouncer here: apt-get install pgbouncer")
-	}
-	must(t, err)
-	t.Cleanup(func() { _ = bouncer.Close() })
-	through, err := pgx.ParseConfig(bouncer.URL)
-	must(t, err)
-	l := newLined(t, func(c *pgxpool.Config) {
-		c.ConnConfig.Host, c.ConnConfig.Port = through.Host, through.Port
-		c.ConnConfig.Fallbacks, c.ConnConfig.TLSConfig = nil, nil
-		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
-	})
+	l := newLined(t, throughPgBouncer(t)(pgx.QueryExecModeExec))
 	for range 10 {
 		_, err := l.allow(t.Context(), 1, func(pgx.Tx) error {
 			if n := l.inLine(t, true); n != 0 {
@@ -338,9 +319,7 @@ func TestPrefetchingTurnIsOneRoundTrip(t *testing.T) {
 	request := slow("l", 1000).For("k")
 	mustAllow(t, store, request)
 	store.Meet(request)
-	tx, err := newPool(t, db.URL).Begin(t.Context())
-	must(t, err)
-	defer tx.Rollback(t.Context())
+	tx := begin(t, beside(t, db), pgx.ReadCommitted)
 	mustExec(t, tx, "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE")
 	done := make(chan error, 1)
 	go func() {

@@ -2,12 +2,10 @@ package pgstore_test
 
 import (
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
 
@@ -64,63 +62,6 @@ func runHistories(t *testing.T, db *pgtest.DB, seed uint64) {
 		}
 	}
 	total.wantBroad(t, 1)
-	for _, portable := range []bool{false, true} {
-		shardedVerbs(t, db, portable)
-	}
-}
-
-// shardedVerbs is a story of all verbs on a sharded limit, which memstore does
-// not know: on their own, in a caller's transaction and in the runner's.
-func shardedVerbs(t *testing.T, db *pgtest.DB, portable bool) {
-	t.Helper()
-	ctx := t.Context()
-	c := newClock()
-	store := newStore(t, db, onClock(c), isPortable(portable))
-	l := ratelimit.FixedWindow{Name: "sharded", Rate: 8, Period: time.Hour, Start: noon, Shards: 4}
-	plain := perDay("with sharded", 100)
-	wantTaken := func(n float64, ok bool, left float64) {
-		t.Helper()
-		err := pgx.BeginTxFunc(ctx, db.Pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
-			result, err := store.AllowTx(ctx, tx, l.ForN("k", n), plain.For("k"))
-			if err == nil && result.OK != ok {
-				t.Errorf("%v: got OK %v", n, result.OK)
-			}
-			return err
-		})
-		must(t, err)
-		wantLeft(t, store, l.ForN("k", 0), left)
-	}
-	for i := range 5 {
-		wantTaken(1, true, float64(7-i))
-	}
-	wantTaken(4, false, 3)
-	wantTaken(3, true, 0) // of two shards at least
-
-	reserved, err := store.ReserveFunc(ctx, []ratelimit.Request{l.ForN("k", 5)}, func(pgx.Tx, ratelimit.Result) error { return nil })
-	mustTake(t, reserved, err)
-	if reserved.RetryAfter != time.Hour {
-		t.Errorf("reserved: got %v, want an hour", reserved.RetryAfter)
-	}
-	cancelled, err := store.Cancel(ctx, reserved.Receipt)
-	wantSaid(t, "cancel", cancelled, err, true)
-	if status, err := store.Credit(ctx, l.ForN("k", 2)); err != nil || status.Value != 2 {
-		t.Errorf("credit: got %v, error %v", status.Value, err)
-	}
-	wantTaken(2, true, 0)
-	wantPaused(t, store, l, "k", c.now(), noon.Add(70*time.Minute))
-	c.add(65 * time.Minute)
-	wantTaken(1, false, 0)
-	c.add(5 * time.Minute)
-	wantTaken(8, true, 0)
-	c.add(3 * time.Hour)
-	if n, err := store.Prune(ctx, l); err != nil || n != 4 {
-		t.Errorf("pruned %d, error %v, want 4", n, err)
-	}
-	wantTaken(8, true, 0)
-	for _, r := range []ratelimit.Request{l.For("k"), plain.For("k")} {
-		should(t, store.Reset(ctx, r.Limit, r.Key))
-	}
-	wantLeft(t, store, l.ForN("k", 0), 8)
 }
 
 // TestDisabledStatementCache: pgx's default mode does not work without its

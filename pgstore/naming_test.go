@@ -17,77 +17,37 @@ import (
 )
 
 // A name is that of limits of one kind: those of another are refused by a store that has met
-// the first, in every verb, and change nothing.
+// the first, in every verb that decides or edits, and change nothing.
 func TestOneKindForAName(t *testing.T) {
 	t.Parallel()
 	db, store := setUp(t)
 	bucket, window := slow("l", 10), slowWindow("l", 10)
 	mustAllow(t, store, bucket.For("k"))
 	tx := begin(t, db, pgx.ReadCommitted)
-	for verb, ask := range map[string]func() error{
-		"Allow":     func() error { _, err := store.Allow(t.Context(), window.For("k")); return err },
-		"Check":     func() error { _, err := store.Check(t.Context(), window.For("k")); return err },
-		"CheckEach": func() error { _, err := store.CheckEach(t.Context(), window.For("k")); return err },
-		"AtMost":    func() error { _, err := store.AllowAtMost(t.Context(), window.For("k")); return err },
-		"AllowTx":   func() error { _, err := store.AllowTx(t.Context(), tx, window.For("k")); return err },
-		"FirstTx":   func() error { _, err := store.AllowFirstTx(t.Context(), tx, window.For("k")); return err },
-		"Pause":     func() error { _, err := store.Pause(t.Context(), window, "k", time.Hour); return err },
-		"AllowFunc": func() error {
-			return errOf(store.AllowFunc(t.Context(), []ratelimit.Request{window.For("k")}, func(pgx.Tx, ratelimit.Result) error { return nil }))
-		},
-	} {
+	wantKind := func(verb string, err error) {
+		t.Helper()
 		var field *ratelimit.FieldError
-		if err := ask(); !errors.As(err, &field) || field.Field != "Kind" || field.Limit != "l" {
+		switch strings.TrimSuffix(verb, "Tx") {
+		case "Cancel", "Settle", "Rows", "Prune": // go by what was taken, or by rows
+			return
+		}
+		if !errors.As(err, &field) || field.Field != "Kind" || field.Limit != "l" {
 			t.Errorf("%s: got %v, want an error that names the kind", verb, err)
 		}
+	}
+	for _, verb := range ownVerbs {
+		wantKind(verb.name, errOf(verb.do(t.Context(), store, window.For("k"))))
+	}
+	for _, verb := range verbsInTx {
+		wantKind(verb.name, errOf(verb.do(t.Context(), store, tx, window.For("k"))))
 	}
 	end(t, tx.Commit)
 	wantLeft(t, store, bucket.For("k"), 9)
 }
 
-// A call in a transaction that waited for a row, until its context or the server's
-// lock_timeout ended that, names limit and key.
+// An error of a statement that waited for a row, until its context or the server's lock_timeout ended
+// that, names the limit whose row is locked, whatever the verb and whichever of its limits that is.
 func TestWaitInATransactionIsNamed(t *testing.T) {
-	t.Parallel()
-	db, store := setUp(t)
-	limit := slow("the limit", 10)
-	mustAllow(t, store, limit.For("the key"))
-	holder := begin(t, db, pgx.ReadCommitted)
-	must(t, errOf(store.AllowTx(t.Context(), holder, limit.For("the key"))))
-	defer end(t, holder.Rollback)
-	for name, take := range map[string]func(context.Context, pgx.Tx) error{
-		"one": func(ctx context.Context, tx pgx.Tx) error { return store.TakeTx(ctx, tx, limit.For("the key")) },
-		"several": func(ctx context.Context, tx pgx.Tx) error {
-			return store.TakeTx(ctx, tx, limit.For("the key"), slow("z", 1).For(""))
-		},
-		"at most": func(ctx context.Context, tx pgx.Tx) error {
-			return errOf(store.AllowAtMostTx(ctx, tx, limit.For("the key")))
-		},
-	} {
-		for cause, limited := range map[error]func(context.Context, pgx.Tx) (context.Context, context.CancelFunc){
-			context.DeadlineExceeded: func(ctx context.Context, _ pgx.Tx) (context.Context, context.CancelFunc) {
-				return context.WithTimeout(ctx, 50*time.Millisecond)
-			},
-			pgstore.ErrLocked: func(ctx context.Context, tx pgx.Tx) (context.Context, context.CancelFunc) {
-				must(t, errOf(tx.Exec(ctx, "SET LOCAL lock_timeout = 10")))
-				return context.WithCancel(ctx)
-			},
-		} {
-			tx := begin(t, db, pgx.ReadCommitted)
-			ctx, cancel := limited(t.Context(), tx)
-			err := take(ctx, tx)
-			if !errors.Is(err, cause) || !strings.Contains(err.Error(), `limit "the limit"`) || strings.Contains(err.Error(), "the key") {
-				t.Errorf("%s: got %v, want %v that names the limit and not the key", name, err, cause)
-			}
-			cancel()
-			_ = tx.Rollback(t.Context())
-		}
-	}
-}
-
-// An error of a statement that the server's lock_timeout ended is ErrLocked, and names the limit whose
-// row is locked, whatever the verb and whichever of its limits that is.
-func TestLockTimeoutIsNamed(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
@@ -135,13 +95,25 @@ func TestLockTimeoutIsNamed(t *testing.T) {
 				return errOf(store.ReplaceTx(ctx, tx, change(a), change(b)))
 			},
 		} {
-			tx := begin(t, db, pgx.ReadCommitted)
-			mustExec(t, tx, "SET LOCAL lock_timeout = 10")
-			err := do(t.Context(), tx)
-			if !isLocked(err) || !strings.Contains(err.Error(), strconv.Quote(l.Name)) || strings.Contains(err.Error(), key) {
-				t.Errorf("%s, %s is locked: got %v, want ErrLocked that names it", verb, l.Name, err)
+			for _, cause := range []error{context.Canceled, pgstore.ErrLocked} {
+				tx := begin(t, db, pgx.ReadCommitted)
+				ctx, cancel := context.WithCancel(t.Context())
+				if cause == pgstore.ErrLocked {
+					mustExec(t, tx, "SET LOCAL lock_timeout = 10")
+				}
+				ended := make(chan error, 1)
+				go func() { ended <- do(ctx, tx) }()
+				if cause == context.Canceled {
+					waitsForLock(t, db, tx)
+					cancel()
+				}
+				err := <-ended
+				if !errors.Is(err, cause) || !strings.Contains(err.Error(), strconv.Quote(l.Name)) || strings.Contains(err.Error(), key) {
+					t.Errorf("%s, %s is locked: got %v, want %v that names it", verb, l.Name, err, cause)
+				}
+				cancel()
+				_ = tx.Rollback(t.Context())
 			}
-			end(t, tx.Rollback)
 		}
 		end(t, holder.Rollback)
 	}

@@ -191,15 +191,10 @@ func TestWaitingCreatesNoTokens(t *testing.T) {
 	later := allowLater(store, second, limit.For("k"))
 	waitsForLock(t, db, second)
 	mustExec(t, first, "SELECT pg_sleep(0.1)")
-	last, err := store.AllowTx(ctx, first, limit.ForN("k", 40))
-	if err != nil || !last.OK {
-		t.Fatalf("got OK %v, error %v", last.OK, err)
-	}
+	takeIn(t, store, first, limit.ForN("k", 40))
 	must(t, first.Commit(ctx))
 	got := <-later
-	if got.err != nil || !got.OK {
-		t.Fatalf("got OK %v, error %v", got.OK, got.err)
-	}
+	mustTake(t, got.Result, got.err)
 	before := stateOf(t, db, limit.Name) // as the first left it
 	must(t, second.Commit(ctx))
 	want := bucket.State{Value: before.Value - 1, TS: before.TS}
@@ -214,18 +209,7 @@ func TestOppositeOrders(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	const calls = 100 // of each of two goroutines
-	for _, test := range []struct {
-		name   string
-		take   takes
-		change func(*pgstore.Config)
-	}{
-		{"read committed", allowAt(pgx.ReadCommitted), unchanged},
-		{"repeatable read", allowAt(pgx.RepeatableRead), unchanged},
-		{"serializable", allowAt(pgx.Serializable), unchanged},
-		{"AllowFunc", allowFunc, unchanged},
-		{"on its own", allowOwn, unchanged},
-		{"on its own, portable", allowOwn, portable},
-	} {
+	for _, test := range append(takeForms, takeForm{"AllowTx, serializable", allowAt(pgx.Serializable), unchanged}) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			db := pgtest.New(t)
@@ -255,35 +239,26 @@ func TestOppositeOrders(t *testing.T) {
 	}
 }
 
-// tooLate is a pgx tracer that makes the traced pool's takes too late: what a
-// look finds is gone by the time of the take.
-type tooLate struct {
+// sqlTracer is a tracer that does something before each statement is sent, also of a batch.
+type sqlTracer struct {
 	traced.Statements
-
-	drain, fill func()
-	takes       int
+	do func(sql string)
 }
 
-func (a *tooLate) before(sql string) {
-	switch {
-	case strings.Contains(sql, "INSERT INTO"):
-		a.takes++
-		a.drain()
-	case strings.Contains(sql, "LATERAL"):
-		a.fill()
-	}
-}
-
-func (a *tooLate) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	a.before(data.SQL)
+func (s *sqlTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	s.do(data.SQL)
 	return ctx
 }
 
-func (a *tooLate) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+func (s *sqlTracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
 	for _, q := range data.Batch.QueuedQueries {
-		a.before(q.SQL)
+		s.do(q.SQL)
 	}
 	return ctx
+}
+
+func eachSQL(do func(sql string)) pgtest.Option {
+	return pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = &sqlTracer{do: do} })
 }
 
 // A caller whom others forestall every time is refused in the end: it neither
@@ -293,20 +268,24 @@ func TestAlwaysTooLate(t *testing.T) {
 	t.Parallel()
 	ctx := within(t, 30*time.Second)
 	limit := slow("contested", 1)
-	tracer := &tooLate{}
-	db, store := setUp(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = tracer }))
-	others := newStore(t, &pgtest.DB{Schema: db.Schema, Pool: newPool(t, db.URL)})
-	tracer.drain = func() {
-		should(t, errOf(others.Allow(ctx, limit.For("k"))))
-	}
-	tracer.fill = func() {
-		should(t, others.Reset(ctx, limit, "k"))
-	}
+	var others *pgstore.Store
+	takes := 0
+	db, store := setUp(t, eachSQL(func(sql string) {
+		switch {
+		case others == nil:
+		case strings.Contains(sql, "INSERT INTO"): // what a look has found is gone by the time of the take
+			takes++
+			should(t, errOf(others.Allow(ctx, limit.For("k"))))
+		case strings.Contains(sql, "LATERAL"):
+			should(t, others.Reset(ctx, limit, "k"))
+		}
+	}))
+	others = newStore(t, beside(t, db))
 	result, err := store.AllowFunc(ctx, []ratelimit.Request{limit.For("k")}, func(pgx.Tx, ratelimit.Result) error { return nil })
 	if !errors.Is(err, ratelimit.ErrRefused) || result.OK || result.RetryAfter <= 0 {
 		t.Errorf("got OK %v after %v, error %v, want a refusal", result.OK, result.RetryAfter, err)
 	}
-	if tracer.takes < 2 {
-		t.Errorf("got %d takes, want it to have tried again", tracer.takes)
+	if takes < 2 {
+		t.Errorf("got %d takes, want it to have tried again", takes)
 	}
 }

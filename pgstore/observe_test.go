@@ -160,62 +160,42 @@ func TestObserve(t *testing.T) {
 // in ModeShadow would have done, and which were not asked.
 func TestObserveInModes(t *testing.T) {
 	t.Parallel()
-	run := func(t *testing.T, h *heard, store ratelimit.TxStore[pgx.Tx], begin func(context.Context) (pgx.Tx, error)) {
+	observing(t, func(t *testing.T, h *heard, store ratelimit.TxStore[pgx.Tx], _ permits, begin func(context.Context) (pgx.Tx, error)) {
 		ctx := t.Context()
 		many := ratelimit.FixedWindow{Name: "many", Rate: 100, Period: time.Hour}
 		spent := ratelimit.FixedWindow{Name: "spent", Rate: 1, Period: time.Hour}
-		must(t, store.Take(ctx, spent.For("k")))
+		must(t, store.Take(ctx, spent.For("k"), spent.For("other")))
 		tried, twice, off := spent.For("k").In(ratelimit.ModeShadow), many.ForN("k", 101).In(ratelimit.ModeShadow), many.For("off").In(ratelimit.ModeRefuse)
 		both := []ratelimit.Request{tried, many.For("k")}
-		nothing := func(pgx.Tx, ratelimit.Result) error { return nil }
+		runner := func(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+			return store.AllowFunc(ctx, requests, func(pgx.Tx, ratelimit.Result) error { return nil })
+		}
 		for _, test := range []struct {
-			want string // verb outcome policy outcome, of each limit
-			own  func()
-			tx   func(tx pgx.Tx)
+			want     string // verb outcome policy outcome, of each limit
+			own      func(context.Context, ...ratelimit.Request) (ratelimit.Result, error)
+			tx       func(context.Context, pgx.Tx, ...ratelimit.Request) (ratelimit.Result, error)
+			requests []ratelimit.Request
 		}{
-			{
-				"allow granted spent shadowed many granted",
-				func() { store.Allow(ctx, both...) }, func(tx pgx.Tx) { store.TakeTx(ctx, tx, both...) },
-			},
-			{
-				"allow refused spent shadowed spent refused",
-				func() {
-					store.Take(ctx, tried, spent.ForN("other", 1))
-					h.take()
-					store.Take(ctx, tried, spent.ForN("other", 1))
-				},
-				func(tx pgx.Tx) { store.AllowTx(ctx, tx, tried, spent.For("other")) },
-			},
-			{
-				"allow granted many shadowed spent shadowed",
-				func() { store.Allow(ctx, twice, tried) }, func(tx pgx.Tx) { store.AllowTx(ctx, tx, twice, tried) },
-			},
-			{
-				"allow refused many refused many withheld",
-				func() { store.Allow(ctx, off, many.For("k")) }, func(tx pgx.Tx) { store.AllowTx(ctx, tx, off, many.For("k")) },
-			},
-			{
-				"reserve granted spent shadowed many granted",
-				func() { store.Reserve(ctx, both...) }, func(tx pgx.Tx) { store.ReserveTx(ctx, tx, both...) },
-			},
-			{
-				"check granted spent shadowed many granted",
-				func() { store.Check(ctx, both...) }, func(tx pgx.Tx) { store.CheckTx(ctx, tx, both...) },
-			},
-			{
-				"check granted spent shadowed many granted",
-				func() { store.CheckReserve(ctx, both...) }, func(tx pgx.Tx) { store.CheckReserveTx(ctx, tx, both...) },
-			},
+			{"allow granted spent shadowed many granted", store.Allow, store.AllowTx, both},
+			{"allow refused spent shadowed spent refused", store.Allow, store.AllowTx, []ratelimit.Request{tried, spent.For("other")}},
+			{"allow granted many shadowed spent shadowed", store.Allow, store.AllowTx, []ratelimit.Request{twice, tried}},
+			{"allow refused many refused many withheld", store.Allow, store.AllowTx, []ratelimit.Request{off, many.For("k")}},
+			{"allow granted spent shadowed many granted", runner, nil, both},
+			{"allow refused many refused many withheld", runner, nil, []ratelimit.Request{off, many.For("k")}},
+			{"reserve granted spent shadowed many granted", store.Reserve, store.ReserveTx, both},
+			{"check granted spent shadowed many granted", store.Check, store.CheckTx, both},
+			{"check granted spent shadowed many granted", store.CheckReserve, store.CheckReserveTx, both},
+			{"allow_first granted many granted", store.AllowFirst, store.AllowFirstTx, both},
 			{
 				"allow_at_most refused spent refused",
-				func() { store.AllowAtMost(ctx, tried) }, func(tx pgx.Tx) { store.AllowAtMostTx(ctx, tx, tried) },
+				func(ctx context.Context, r ...ratelimit.Request) (ratelimit.Result, error) {
+					return store.AllowAtMost(ctx, r[0])
+				},
+				func(ctx context.Context, tx pgx.Tx, r ...ratelimit.Request) (ratelimit.Result, error) {
+					return store.AllowAtMostTx(ctx, tx, r[0])
+				},
+				[]ratelimit.Request{tried},
 			},
-			{
-				"allow_first granted many granted",
-				func() { store.AllowFirst(ctx, tried, many.For("k")) }, func(tx pgx.Tx) { store.AllowFirstTx(ctx, tx, tried, many.For("k")) },
-			},
-			{"allow granted spent shadowed many granted", func() { store.AllowFunc(ctx, both, nothing) }, nil},
-			{"allow refused many refused many withheld", func() { store.AllowFunc(ctx, []ratelimit.Request{off, many.For("k")}, nothing) }, nil},
 		} {
 			want := func(form string) {
 				t.Helper()
@@ -235,30 +215,39 @@ func TestObserveInModes(t *testing.T) {
 				}
 			}
 			h.take()
-			test.own()
+			test.own(ctx, test.requests...)
 			want("on its own")
 			if test.tx == nil {
 				continue
 			}
 			tx, err := begin(ctx)
 			must(t, err)
-			test.tx(tx)
+			test.tx(ctx, tx, test.requests...)
 			tx.Rollback(ctx)
 			want("in a transaction")
 		}
-	}
-	t.Run("memstore", func(t *testing.T) {
-		var h heard
-		store := memstore.NewWithConfig(memstore.Config{Observe: h.observe})
-		run(t, &h, store, store.Begin)
-	})
-	for name, escrow := range map[string]time.Duration{"pgstore": 0, "escrow": 100 * time.Millisecond} {
+	}, "memstore", "pgstore", "escrow")
+}
+
+// observing runs a test on stores that tell what is heard.
+func observing(t *testing.T, run func(t *testing.T, h *heard, store ratelimit.TxStore[pgx.Tx], held permits, begin func(context.Context) (pgx.Tx, error)), names ...string) {
+	t.Helper()
+	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
-			db := pgtest.New(t)
 			var h heard
-			store := newStore(t, db, observed(&h), func(c *pgstore.Config) { c.Escrow = escrow })
+			if name == "memstore" {
+				store := memstore.NewWithConfig(memstore.Config{Observe: h.observe})
+				run(t, &h, store, store.Permits(), store.Begin)
+				return
+			}
+			db := pgtest.New(t)
+			store := newStore(t, db, observed(&h), func(c *pgstore.Config) {
+				if name == "escrow" {
+					c.Escrow = 100 * time.Millisecond
+				}
+			})
 			defer store.Close()
-			run(t, &h, store, db.Pool.Begin)
+			run(t, &h, store, store.Permits(), db.Pool.Begin)
 		})
 	}
 }
@@ -266,7 +255,7 @@ func TestObserveInModes(t *testing.T) {
 // Of a permit there is one event, also of one that is refused by its mode.
 func TestObservePermitsInModes(t *testing.T) {
 	t.Parallel()
-	run := func(t *testing.T, h *heard, store ratelimit.TxPermits[pgx.Tx], begin func(context.Context) (pgx.Tx, error)) {
+	observing(t, func(t *testing.T, h *heard, _ ratelimit.TxStore[pgx.Tx], store permits, begin func(context.Context) (pgx.Tx, error)) {
 		ctx := t.Context()
 		full := ratelimit.InFlight{Name: "full", Limit: 1}
 		rate := plenty(1)
@@ -299,19 +288,7 @@ func TestObservePermitsInModes(t *testing.T) {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 		}
-	}
-	t.Run("memstore", func(t *testing.T) {
-		var h heard
-		store := memstore.NewWithConfig(memstore.Config{Observe: h.observe})
-		run(t, &h, store.Permits(), store.Begin)
-	})
-	t.Run("pgstore", func(t *testing.T) {
-		db := pgtest.New(t)
-		var h heard
-		store := newStore(t, db, observed(&h))
-		defer store.Close()
-		run(t, &h, store.Permits(), db.Pool.Begin)
-	})
+	}, "memstore", "pgstore")
 }
 
 // A function that has ended the transaction itself, and then fails, may have committed it: nobody

@@ -399,22 +399,16 @@ func TestOnCommitBefore(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, 10)
 	none := func(pgx.Tx) error { s.runs.Add(1); return nil }
-	for _, test := range []struct {
-		request ratelimit.Request
-		level   pgx.TxIsoLevel
-		want    error
-	}{
-		{request: s.limit.ForN("k", 11), want: ratelimit.ErrExceedsCapacity},
-		{request: s.limit.ForN("k", -1), want: ratelimit.ErrInvalid},
-		{request: s.limit.For("k").In(ratelimit.ModeRefuse), want: ratelimit.ErrRefused},
-		{request: shardedSlow("sharded", 10, 2).For("k"), want: ratelimit.ErrInvalid},
-		{request: slowSliding("sliding", 10).For("k"), want: ratelimit.ErrInvalid},
-		{request: s.limit.For("k"), level: "serializable; COMMIT", want: ratelimit.ErrInvalid},
-	} {
-		result, err := s.store.AllowOnCommit(t.Context(), []ratelimit.Request{slow("first", 5).For("k"), test.request}, test.level, none)
-		if !errors.Is(err, test.want) || result.OK || errors.Is(err, ratelimit.ErrRefused) && result.RetryAfter <= 0 {
-			t.Errorf("%v: got %+v and %v, want %v", test.request, result, err, test.want)
+	for want, requests := range unbatched {
+		for _, r := range requests {
+			result, err := s.store.AllowOnCommit(t.Context(), []ratelimit.Request{slow("first", 5).For("k"), r}, "", none)
+			if !errors.Is(err, want) || result.OK || errors.Is(err, ratelimit.ErrRefused) && result.RetryAfter <= 0 {
+				t.Errorf("%v: got %+v and %v, want %v", r, result, err, want)
+			}
 		}
+	}
+	if _, err := s.store.AllowOnCommit(t.Context(), s.requests(), "serializable; COMMIT", none); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("at a level that there is not: %v", err)
 	}
 	if _, err := s.store.AllowOnCommit(t.Context(), s.requests(), "", nil); !errors.Is(err, ratelimit.ErrInvalid) {
 		t.Errorf("without a function: %v", err)

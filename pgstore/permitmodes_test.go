@@ -15,22 +15,6 @@ import (
 // permitRate is a rate that is asked beside permits in modes.
 var permitRate = ratelimit.FixedWindow{Name: "beside", Rate: 2, Period: time.Hour}
 
-// wantTokens checks how many tokens of permitRate are left.
-func wantTokens(t *testing.T, store flightStore, want int64) {
-	t.Helper()
-	if result, err := store.rates.Check(t.Context(), permitRate.ForN("k", 0)); err != nil || result.Remaining != want {
-		t.Errorf("got %v, %v, want %d tokens left", result, err, want)
-	}
-}
-
-// wantHeld checks how many permits of calls are held.
-func wantHeld(t *testing.T, store flightStore, want int) {
-	t.Helper()
-	if permits, err := store.Held(t.Context(), calls, "k"); err != nil || len(permits) != want {
-		t.Errorf("got %v, %v, want %d permits held", permits, err, want)
-	}
-}
-
 // A limit that refuses gives no permit to anybody, at once, and leaves those that are held to
 // their holders.
 func TestPermitsRefusedByMode(t *testing.T) {
@@ -66,8 +50,10 @@ func TestPermitsRefusedByMode(t *testing.T) {
 		if !errors.Is(err, ratelimit.ErrRefused) {
 			t.Errorf("Hold: got %v, want ErrRefused", err)
 		}
-		wantHeld(t, store, 1)
-		wantTokens(t, store, 2)
+		wantCount(t, store, calls, "k", 1)
+		if result, err := store.rates.Check(ctx, permitRate.ForN("k", 0)); err != nil || result.Remaining != 2 {
+			t.Errorf("got %v, %v, want both tokens left", result, err)
+		}
 		held.InFlight = off
 		if held, err = store.Renew(ctx, held); err != nil {
 			t.Errorf("Renew: %v", err)

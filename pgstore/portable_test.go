@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -46,11 +45,6 @@ func (h *heldRow) waiting(t *testing.T) (n int) {
 	return n
 }
 
-func (h *heldRow) release(t *testing.T) {
-	t.Helper()
-	must(t, h.tx.Rollback(t.Context()))
-}
-
 // However many wait for a locked row, they wait by one statement, and others get what they
 // want from a pool that has one connection left. When the row is free, those who waited
 // are decided by one statement more.
@@ -83,47 +77,12 @@ func TestPortableLockedRowStallsNobodyElse(t *testing.T) {
 		t.Errorf("%d statements wait for the row, want one", n)
 	}
 	before := sent.Sends()
-	h.release(t) // one statement
+	rollBack(t, h.tx) // one statement
 	wg.Wait()
 	if n := sent.Sends() - before - 1; n > 2 {
 		t.Errorf("%d statements for those who gathered, want one, or two if somebody came late", n)
 	}
 	wantLeft(t, h.store, h.limit.ForN("held", 0), 1000-1-callers)
-}
-
-// Who gives up while another's statement is under way gets an answer at once, and is not
-// charged.
-func TestPortableGivingUp(t *testing.T) {
-	t.Parallel()
-	h := newHeldRow(t)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if result, err := h.store.Allow(t.Context(), h.limit.For("held")); err != nil || !result.OK {
-			t.Errorf("got OK %v, error %v, want a grant", result.OK, err)
-		}
-	})
-	eventually(t, "it waits for the row", func() bool { return h.waiting(t) == 1 })
-	ctx, cancel := context.WithCancel(t.Context())
-	var gaveUp sync.WaitGroup
-	for range 20 {
-		gaveUp.Go(func() {
-			if result, err := h.store.Allow(ctx, h.limit.For("held")); result.OK || !errors.Is(err, context.Canceled) {
-				t.Errorf("got OK %v, error %v, want %v", result.OK, err, context.Canceled)
-			}
-		})
-	}
-	wg.Go(func() { // and one who stays among them
-		if result, err := h.store.Allow(t.Context(), h.limit.For("held")); err != nil || !result.OK {
-			t.Errorf("got OK %v, error %v, want a grant", result.OK, err)
-		}
-	})
-	cancel()
-	gaveUp.Wait() // while the row is locked
-	h.release(t)
-	wg.Wait()
-	h.store.Close()
-	wantLeft(t, newStore(t, h.db), h.limit.ForN("held", 0), 1000-3)
-	idle(t, h.db.Pool)
 }
 
 // So does the one whose statement waits for the row, and its statement ends with it: one that has
@@ -150,94 +109,12 @@ func TestPortableGivingUpAtTheRow(t *testing.T) {
 				}
 			})
 			eventually(t, "nobody waits for the row", func() bool { return h.waiting(t) == 0 })
-			h.release(t)
+			rollBack(t, h.tx)
 			h.store.Close()
 			if _, err := h.store.Allow(t.Context(), h.limit.For("held")); !errors.Is(err, pgstore.ErrClosed) {
 				t.Errorf("after Close: got %v, want %v", err, pgstore.ErrClosed)
 			}
 			wantLeft(t, newStore(t, h.db), h.limit.ForN("held", 0), 1000-1)
-		})
-	}
-}
-
-// Close waits for those who wait for a row.
-func TestPortableClose(t *testing.T) {
-	t.Parallel()
-	h := newHeldRow(t)
-	var granted atomic.Int64
-	var wg sync.WaitGroup
-	for range 5 {
-		wg.Go(func() {
-			if result, err := h.store.Allow(t.Context(), h.limit.For("held")); err == nil && result.OK {
-				granted.Add(1)
-			} else if !errors.Is(err, pgstore.ErrClosed) {
-				t.Error(err)
-			}
-		})
-	}
-	eventually(t, "one waits for the row", func() bool { return h.waiting(t) == 1 })
-	closed := make(chan struct{})
-	go func() {
-		h.store.Close()
-		close(closed)
-	}()
-	select {
-	case <-closed:
-		t.Error("closed while a call was under way")
-	case <-time.After(20 * time.Millisecond):
-	}
-	h.release(t)
-	<-closed
-	wg.Wait()
-	wantLeft(t, newStore(t, h.db), h.limit.ForN("held", 0), 1000-1-float64(granted.Load()))
-}
-
-// With Portable as without, most calls are granted from memory by a store that takes ahead,
-// and the row lacks what was granted.
-func TestPortableEscrow(t *testing.T) {
-	t.Parallel()
-	for name, limit := range sluggish {
-		if limit.Definition().Kind == ratelimit.KindSlidingWindow {
-			continue // its portable statements take nothing ahead
-		}
-		t.Run(name, func(t *testing.T) {
-			store, sent, db := holding(t, 500*time.Millisecond, portable, onClock(newClock())) // which stands still
-			var granted atomic.Int64
-			failed := errors.New("failed")
-			together(8, func(i int) {
-				for n := range 2000 {
-					if n%50 != 49 {
-						result, err := store.Allow(t.Context(), limit.For("k"))
-						if err != nil || !result.OK || result.Taken != 1 {
-							t.Errorf("got %+v, %v, want a grant", result, err)
-							return
-						}
-						granted.Add(1)
-						continue
-					}
-					_, err := store.AllowFunc(t.Context(), []ratelimit.Request{limit.For("k")}, func(pgx.Tx, ratelimit.Result) error {
-						if n%100 == 99 {
-							return failed
-						}
-						return nil
-					})
-					switch {
-					case err == nil:
-						granted.Add(1)
-					case !errors.Is(err, failed):
-						t.Error(err)
-					}
-				}
-			})
-			statements := sent.Sends()
-			store.Close()
-			transactions := int64(8 * 2000 / 50)
-			if statements > 1000+4*transactions {
-				t.Errorf("sent %d statements for %d calls", statements, granted.Load())
-			}
-			if lacks := lacks(t, db, limit); !tallies(lacks, float64(granted.Load())) {
-				t.Errorf("the row lacks %v, granted %d", lacks, granted.Load())
-			}
 		})
 	}
 }

@@ -1,7 +1,6 @@
 package pgstore_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,7 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
@@ -101,40 +99,12 @@ func TestPruneSkipsLocked(t *testing.T) {
 	}
 	holder := begin(t, db, pgx.ReadCommitted)
 	mustExec(t, holder, `SELECT FROM `+db.Schema+`.rate_limits WHERE key LIKE '%7' FOR UPDATE`)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // it would wait for holder till then
-	defer cancel()
-	got, err := store.Prune(ctx, pruneLimits()...)
+	got, err := store.Prune(within(t, 30*time.Second), pruneLimits()...)
 	if err != nil || got != 4*(2100-210) {
 		t.Errorf("pruned %d, error %v, want %d", got, err, 4*(2100-210))
 	}
 	must(t, holder.Rollback(t.Context()))
 	wantPruned(t, store, 4*210, pruneLimits()...)
-}
-
-// TestPrunePortableWaits: the portable form cannot skip, so it waits; and what
-// has changed meanwhile stays.
-func TestPrunePortableWaits(t *testing.T) {
-	t.Parallel()
-	db, c := pgtest.New(t), newClock()
-	store := newStore(t, db, onClock(c), isPortable(true))
-	l := pruneLimits()[0]
-	insert(t, db, "b", 3, 8, noon.Add(-time.Hour))
-	holder := begin(t, db, pgx.ReadCommitted)
-	key := rowsKey(t, db)
-	result, err := store.AllowTx(t.Context(), holder, l.For(key))
-	mustTake(t, result, err)
-	pruned := make(chan int64)
-	go func() {
-		n, err := store.Prune(t.Context(), l)
-		should(t, err)
-		pruned <- n
-	}()
-	eventually(t, "Prune waits for the lock", func() bool { return pgtest.Blocks(t, db.Pool, holder) })
-	must(t, holder.Commit(t.Context()))
-	if n := <-pruned; n != 2 {
-		t.Errorf("pruned %d, want 2", n)
-	}
-	wantLeft(t, store, l.ForN(key, 0), 7)
 }
 
 // TestPruneLooksAgain: what is taken between the listing of a row and its
@@ -143,14 +113,19 @@ func TestPruneLooksAgain(t *testing.T) {
 	t.Parallel()
 	for name, portable := range map[string]bool{"plain": false, "portable": true} {
 		t.Run(name, func(t *testing.T) {
-			hook, c := new(beforeDelete), newClock()
-			db := pgtest.New(t, pgtest.WithConfig(func(config *pgxpool.Config) { config.ConnConfig.Tracer = hook }))
+			var take func()
+			c, db := newClock(), pgtest.New(t, eachSQL(func(sql string) {
+				if do := take; do != nil && strings.Contains(sql, "DELETE FROM") {
+					take = nil
+					do()
+				}
+			}))
 			store := newStore(t, db, onClock(c), isPortable(portable))
 			for _, l := range pruneLimits() {
 				full := l.Definition().Capacity / float64(l.Definition().Shards)
 				insert(t, db, l.Definition().Name, 3, full, noon.Add(-8*time.Hour))
 				key := rowsKey(t, db)
-				hook.do = func() {
+				take = func() {
 					result, err := store.Reserve(t.Context(), l.ForN(key, 11)) // all shards, into debt
 					mustTake(t, result, err)
 				}
@@ -162,48 +137,22 @@ func TestPruneLooksAgain(t *testing.T) {
 	}
 }
 
-// beforeDelete does something once, before the next DELETE is sent.
-type beforeDelete struct{ do func() }
-
-func (b *beforeDelete) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	if do := b.do; do != nil && strings.Contains(data.SQL, "DELETE FROM") {
-		b.do = nil
-		do()
-	}
-	return ctx
-}
-
-func (b *beforeDelete) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
 func rowsKey(t *testing.T, db *pgtest.DB) (key string) {
 	t.Helper()
 	must(t, db.Pool.QueryRow(t.Context(), "SELECT min(key) FROM "+db.Schema+".rate_limits").Scan(&key))
 	return key
 }
 
+// What is wrong with one of several limits is an error, and no row is deleted.
 func TestPruneErrors(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store) {
 		sound := pruneLimits()[0]
 		insert(t, db, "b", 5, 8, noon.Add(-time.Hour))
 		before := tableOf(t, db)
-		cancelled, cancel := context.WithCancel(t.Context())
-		cancel()
-		for _, test := range []struct {
-			name   string
-			ctx    context.Context
-			limits []ratelimit.Limit
-			want   error
-		}{
-			{"no limits", t.Context(), nil, ratelimit.ErrInvalid},
-			{"a nil limit", t.Context(), []ratelimit.Limit{sound, nil}, ratelimit.ErrInvalid},
-			{"no rate", t.Context(), []ratelimit.Limit{sound, ratelimit.TokenBucket{Name: "x", Period: time.Hour}}, ratelimit.ErrInvalid},
-			{"no name", t.Context(), []ratelimit.Limit{sound, ratelimit.TokenBucket{Rate: 1, Period: time.Hour}}, ratelimit.ErrInvalid},
-			{"cancelled", cancelled, []ratelimit.Limit{sound}, context.Canceled},
-		} {
-			n, err := store.Prune(test.ctx, test.limits...)
-			if n != 0 || !errors.Is(err, test.want) {
-				t.Errorf("%s: pruned %d, error %v, want %v", test.name, n, err, test.want)
+		for _, limits := range [][]ratelimit.Limit{{}, {sound, nil}, {sound, ratelimit.TokenBucket{Name: "x", Period: time.Hour}}, {sound, slow("", 1)}} {
+			if n, err := store.Prune(t.Context(), limits...); n != 0 || !errors.Is(err, ratelimit.ErrInvalid) {
+				t.Errorf("%v: pruned %d, error %v, want %v", limits, n, err, ratelimit.ErrInvalid)
 			}
 		}
 		if got := tableOf(t, db); !slices.Equal(got, before) {

@@ -3,7 +3,6 @@ package pgstore_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -143,44 +142,6 @@ func TestQueueCommitFails(t *testing.T) {
 	}
 	q.want(t, 2)
 	idle(t, q.Pool)
-}
-
-// A refusal at the end of a queue is one like any other. Transactions that take
-// from several shards each have one of their own meanwhile.
-func TestQueueRefused(t *testing.T) {
-	t.Parallel()
-	for _, shards := range []int{1, 2} {
-		t.Run(fmt.Sprintf("%d shards", shards), func(t *testing.T) {
-			q := &queue{shop: newShop(t, 2)}
-			q.limit = shardedSlow("orders", 2, shards)
-			var goOn []func()
-			for range shards {
-				_, g := q.first(t.Context(), t, nothing)
-				goOn = append(goOn, g)
-			}
-			var answers []*takenLater
-			for range 4 {
-				answers = append(answers, q.join(t.Context(), t, q.order(t.Context(), nothing)))
-			}
-			for _, g := range goOn {
-				g()
-			}
-			q.wg.Wait()
-			refused := 0
-			for _, a := range answers {
-				if errors.Is(a.err, ratelimit.ErrRefused) && a.RetryAfter > 0 {
-					refused++
-				} else if a.err != nil {
-					t.Error(a.err)
-				}
-			}
-			if want := shards + 2; refused != want { // as there are two tokens
-				t.Errorf("%d were refused, want %d", refused, want)
-			}
-			q.want(t, 2)
-			idle(t, q.Pool)
-		})
-	}
 }
 
 // While a COMMIT takes its time, who waits behind it can give up, and who

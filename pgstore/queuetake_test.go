@@ -281,30 +281,31 @@ func TestQueueTakeTold(t *testing.T) {
 	wantTold("in shadow alone", ratelimit.OutcomeGranted)
 }
 
+// unbatched are requests that no batch can have, with their errors.
+var unbatched = map[error][]ratelimit.Request{
+	ratelimit.ErrExceedsCapacity: {slow("api", 10).ForN("k", 11)},
+	ratelimit.ErrInvalid:         {slow("api", 10).ForN("k", -1), shardedSlow("sharded", 10, 2).For("k"), slowSliding("sliding", 10).For("k")},
+	ratelimit.ErrRefused:         {slow("api", 10).For("k").In(ratelimit.ModeRefuse)},
+}
+
 // TestQueueTakeBeforeSending has requests that no batch can have: they are errors, and queue nothing.
 func TestQueueTakeBeforeSending(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
+	db, store := setUp(t)
 	limit := slow("api", 10)
-	for _, test := range []struct {
-		request  ratelimit.Request
-		portable bool
-		want     error
-	}{
-		{request: limit.ForN("k", 11), want: ratelimit.ErrExceedsCapacity},
-		{request: limit.ForN("k", -1), want: ratelimit.ErrInvalid},
-		{request: limit.For("k").In(ratelimit.ModeRefuse), want: ratelimit.ErrRefused},
-		{request: shardedSlow("sharded", 10, 2).For("k"), want: ratelimit.ErrInvalid},
-		{request: slowSliding("sliding", 10).For("k"), want: ratelimit.ErrInvalid},
-		{request: slowWindow("window", 10).For("k"), portable: true, want: ratelimit.ErrInvalid},
-	} {
+	wantNone := func(store *pgstore.Store, r ratelimit.Request, want error) {
+		t.Helper()
 		var batch pgx.Batch
-		store := newStore(t, db, isPortable(test.portable))
-		if take, err := store.QueueTake(&batch, slow("first", 5).For("k"), test.request); !errors.Is(err, test.want) || take != nil || batch.Len() != 0 {
-			t.Errorf("%v: got %v, %v and %d statements, want %v", test.request, take, err, batch.Len(), test.want)
+		if take, err := store.QueueTake(&batch, slow("first", 5).For("k"), r); !errors.Is(err, want) || take != nil || batch.Len() != 0 {
+			t.Errorf("%v: got %v, %v and %d statements, want %v", r, take, err, batch.Len(), want)
 		}
 	}
-	store := newStore(t, db)
+	for want, requests := range unbatched {
+		for _, r := range requests {
+			wantNone(store, r, want)
+		}
+	}
+	wantNone(newStore(t, db, portable), slowWindow("window", 10).For("k"), ratelimit.ErrInvalid)
 	if _, err := store.QueueTake(nil, limit.For("k")); !errors.Is(err, ratelimit.ErrInvalid) {
 		t.Errorf("without a batch: %v", err)
 	}
@@ -339,28 +340,4 @@ func TestQueueTakeShadow(t *testing.T) {
 	if n := countWork(t, db); n != 6 {
 		t.Errorf("%d rows of work, want 6", n)
 	}
-}
-
-// TestQueueTakeReceipt cancels takes of batches that were committed and rolled back.
-func TestQueueTakeReceipt(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	workTable(t, db)
-	store := newStore(t, db)
-	limit := slow("api", 10)
-	result, err := takeBetween(t.Context(), db, store, db.Pool, limit.ForN("k", 4))
-	must(t, err)
-	if cancelled, err := store.Cancel(t.Context(), result.Receipt); !cancelled || err != nil {
-		t.Errorf("got %v and %v", cancelled, err)
-	}
-	wantLeft(t, store, limit.ForN("k", 0), 10)
-	tx := begin(t, db, pgx.Serializable)
-	if result, err = takeBetween(t.Context(), db, store, tx, limit.ForN("k", 4)); err != nil {
-		t.Fatal(err)
-	}
-	must(t, tx.Rollback(t.Context()))
-	if cancelled, err := store.Cancel(t.Context(), result.Receipt); cancelled || err != nil {
-		t.Errorf("rolled back: got %v and %v", cancelled, err)
-	}
-	wantLeft(t, store, limit.ForN("k", 0), 10)
 }

@@ -3,6 +3,7 @@ package pgstore_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -16,16 +17,6 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// remembering is a store with a memory of refusals, and what it sends.
-func remembering(t *testing.T, portable bool) (*pgstore.Store, *traced.Statements, *pgtest.DB) {
-	t.Helper()
-	sent := &traced.Statements{}
-	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
-	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Escrow: pgstore.MaxEscrow, Portable: portable})
-	must(t, err)
-	return store, sent, db
-}
-
 // A flood of calls that cannot succeed sends no statement, and each refusal
 // promises the same instant.
 func TestRefusalsAreRemembered(t *testing.T) {
@@ -37,16 +28,22 @@ func TestRefusalsAreRemembered(t *testing.T) {
 
 func remembersRefusals(t *testing.T, portable bool) {
 	t.Helper()
-	store, sent, _ := remembering(t, portable)
+	sent := &traced.Statements{}
+	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
+	store := newStore(t, db, withEscrow(pgstore.MaxEscrow), isPortable(portable))
 	ctx := t.Context()
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour}
-	if result, err := store.Allow(ctx, limit.ForN("k", 10)); err != nil || !result.OK {
-		t.Fatalf("got %v, %v, want a grant", result.OK, err)
+	refuse := func() ratelimit.Result { // by an empty row
+		t.Helper()
+		must(t, store.Reset(ctx, limit, "k"))
+		mustAllow(t, store, limit.ForN("k", 10))
+		result, err := store.Allow(ctx, limit.For("k"))
+		if err != nil || result.OK {
+			t.Fatalf("got %v, %v, want a refusal", result.OK, err)
+		}
+		return result
 	}
-	first, err := store.Allow(ctx, limit.For("k"))
-	if err != nil || first.OK {
-		t.Fatalf("got %v, %v, want a refusal", first.OK, err)
-	}
+	first := refuse()
 	before := sent.Sends()
 	for range 1000 {
 		result, err := store.Allow(ctx, limit.For("k"))
@@ -63,7 +60,9 @@ func remembersRefusals(t *testing.T, portable bool) {
 	for name, give := range map[string]func() error{
 		"credit": func() error { _, err := store.Credit(ctx, limit.For("k")); return err },
 		"reset":  func() error { return store.Reset(ctx, limit, "k") },
+		"forget": func() error { return errOf(store.Forget(ctx, limit.Name)) },
 	} {
+		refuse()
 		must(t, give())
 		if result, err := store.Allow(ctx, limit.For("k")); err != nil || !result.OK {
 			t.Errorf("after a %s: got %v, %v, want a grant", name, result.OK, err)
@@ -71,7 +70,7 @@ func remembersRefusals(t *testing.T, portable bool) {
 	}
 	faster := limit
 	faster.Capacity = 1000
-	must(t, errOf(store.Allow(ctx, limit.ForN("k", 10))))
+	refuse()
 	before = sent.Sends()
 	if _, err := store.Allow(ctx, faster.For("k")); err != nil || sent.Sends() == before {
 		t.Errorf("another definition: error %v, %d statements, want it asked", err, sent.Sends()-before)
@@ -118,9 +117,7 @@ func TestRefusalNotRemembered(t *testing.T) {
 // locks no row.
 func TestRefusalWritesNothing(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
-	must(t, err)
+	db, store := setUp(t)
 	ctx := t.Context()
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour}
 	must(t, errOf(store.Allow(ctx, limit.ForN("k", 10))))
@@ -145,56 +142,39 @@ func TestRefusalWritesNothing(t *testing.T) {
 // Close waits for those who are under way, and lets nobody begin.
 func TestClose(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
-	must(t, err)
+	const callers = 64
+	db, store := setUp(t)
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 1e6, Period: time.Hour}
-	var closed atomic.Bool
-	var granted, late atomic.Int64
-	started := make(chan struct{}, 64)
-	done := make(chan struct{})
-	for range 64 {
-		go func() {
-			defer func() { done <- struct{}{} }()
-			for first := true; ; first = false {
+	var granted atomic.Int64
+	var begun, ended sync.WaitGroup
+	begun.Add(callers)
+	for range callers {
+		ended.Go(func() {
+			hasBegun := sync.OnceFunc(begun.Done)
+			defer hasBegun()
+			for {
 				result, err := store.Allow(t.Context(), limit.For("k"))
-				switch {
-				case errors.Is(err, pgstore.ErrClosed):
+				if errors.Is(err, pgstore.ErrClosed) {
 					return
-				case err != nil || !result.OK:
+				}
+				if err != nil || !result.OK {
 					t.Errorf("got %v, %v, want a grant", result.OK, err)
 					return
 				}
 				granted.Add(1)
-				if closed.Load() {
-					late.Add(1)
-				}
-				if first {
-					started <- struct{}{}
-				}
+				hasBegun()
 			}
-		}()
+		})
 	}
-	for range 64 {
-		<-started
-	}
+	begun.Wait()
 	store.Close()
-	closed.Store(true)
-	for range 64 {
-		<-done
+	before := granted.Load()
+	ended.Wait()
+	if late := granted.Load() - before; late > callers { // one whose answer was there may come to count only now
+		t.Errorf("%d grants after Close", late)
 	}
-	// Those whose answers were there before Close returned may come to look
-	// only after it; each of the 64 once.
-	if late.Load() > 64 {
-		t.Errorf("%d grants after Close", late.Load())
-	}
-	if err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
-		result, err := store.CheckTx(t.Context(), tx, limit.For("k"))
-		if spent := 1e6 - result.Value; int64(spent+0.5) > granted.Load() {
-			t.Errorf("spent %v, granted %d", spent, granted.Load())
-		}
-		return err
-	}); err != nil {
-		t.Error(err)
+	left, err := newStore(t, db).Check(t.Context(), limit.For("k"))
+	if spent := 1e6 - left.Value; err != nil || int64(spent+0.5) > granted.Load() {
+		t.Errorf("spent %v, granted %d, %v", spent, granted.Load(), err)
 	}
 }

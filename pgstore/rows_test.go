@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"testing"
@@ -12,26 +13,13 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/memstore"
-	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 // lists is what both stores have for looking at many keys.
 type lists interface {
 	verbs
-	Rows(ctx context.Context, limit ratelimit.Limit, page ratelimit.Page) func(yield func(ratelimit.Status, error) bool)
+	Rows(ctx context.Context, limit ratelimit.Limit, page ratelimit.Page) iter.Seq2[ratelimit.Status, error]
 	CheckEach(ctx context.Context, requests ...ratelimit.Request) ([]ratelimit.Status, error)
-}
-
-type pgLists struct{ *pgstore.Store }
-
-func (l pgLists) Rows(ctx context.Context, limit ratelimit.Limit, page ratelimit.Page) func(yield func(ratelimit.Status, error) bool) {
-	return l.Store.Rows(ctx, limit, page)
-}
-
-type memLists struct{ *memstore.Store }
-
-func (l memLists) Rows(ctx context.Context, limit ratelimit.Limit, page ratelimit.Page) func(yield func(ratelimit.Status, error) bool) {
-	return l.Store.Rows(ctx, limit, page)
 }
 
 // everyList runs a test on both stores, and in the portable form.
@@ -42,12 +30,12 @@ func everyList(t *testing.T, do func(t *testing.T, s lists, c *clock)) {
 		t.Run(fmt.Sprintf("postgres, portable %v", portable), func(t *testing.T) {
 			must(t, errOf(db.Pool.Exec(t.Context(), "TRUNCATE "+db.Schema+".rate_limits")))
 			c := newClock()
-			do(t, pgLists{newStore(t, db, onClock(c), isPortable(portable))}, c)
+			do(t, newStore(t, db, onClock(c), isPortable(portable)), c)
 		})
 	}
 	t.Run("memory", func(t *testing.T) {
 		c := newClock()
-		do(t, memLists{memstore.New(c.now)}, c)
+		do(t, memstore.New(c.now), c)
 	})
 }
 

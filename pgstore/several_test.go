@@ -13,35 +13,18 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// eachTake runs test for Allow on its own, in both forms, and in a transaction
-// of each isolation level, which is committed.
+// eachTake runs test for each way to take.
 func eachTake(t *testing.T, test func(t *testing.T, db *pgtest.DB, c *clock, store *pgstore.Store, allow allowing)) {
 	t.Helper()
 	db := pgtest.New(t)
-	run := func(name string, portable bool, allow func(*testing.T, *pgstore.Store) allowing) {
-		t.Run(name, func(t *testing.T) {
-			must(t, errOf(db.Pool.Exec(t.Context(), "TRUNCATE "+db.Schema+".rate_limits")))
+	for _, form := range takeForms {
+		t.Run(form.name, func(t *testing.T) {
+			execIn(t, db, "TRUNCATE {schema}.rate_limits")
 			c := newClock()
-			store := newStore(t, db, onClock(c), isPortable(portable))
-			test(t, db, c, store, allow(t, store))
-		})
-	}
-	own := func(t *testing.T, store *pgstore.Store) allowing {
-		return func(requests ...ratelimit.Request) (ratelimit.Result, error) {
-			return store.Allow(t.Context(), requests...)
-		}
-	}
-	run("own", false, own)
-	run("own portable", true, own)
-	for _, level := range isolationLevels {
-		run(string(level), false, func(t *testing.T, store *pgstore.Store) allowing {
-			return func(requests ...ratelimit.Request) (result ratelimit.Result, err error) {
-				err = pgx.BeginTxFunc(t.Context(), db.Pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
-					result, err = store.AllowTx(t.Context(), tx, requests...)
-					return err
-				})
-				return result, err
-			}
+			store := newStore(t, db, onClock(c), form.change)
+			test(t, db, c, store, func(requests ...ratelimit.Request) (ratelimit.Result, error) {
+				return form.take(t.Context(), db.Pool, store, requests...)
+			})
 		})
 	}
 }

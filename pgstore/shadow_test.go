@@ -104,33 +104,6 @@ func TestShadowInRunner(t *testing.T) {
 	})
 }
 
-// What a transaction took in shadow is given back with it.
-func TestShadowRollsBack(t *testing.T) {
-	t.Parallel()
-	modeStores(t, func(t *testing.T, db *pgtest.DB, store *pgstore.Store) {
-		ctx := t.Context()
-		for range 3 {
-			tx, err := db.Pool.Begin(ctx)
-			must(t, err)
-			for i := range 5 {
-				result, err := store.AllowTx(ctx, tx, tried.For("a").In(ratelimit.ModeShadow), bound.For("a"))
-				if err != nil || !result.OK || result.Shadowed != (i >= 3) {
-					t.Fatalf("call %d: got %v, %v", i, result, err)
-				}
-			}
-			if result, err := store.AllowTx(ctx, tx, tried.For("a").In(ratelimit.ModeShadow), bound.For("a")); err != nil || result.OK {
-				t.Fatalf("got %v, %v", result, err)
-			}
-			must(t, tx.Rollback(ctx))
-		}
-		for range 3 {
-			if result, err := store.Allow(ctx, tried.For("a")); err != nil || !result.OK {
-				t.Errorf("got %v, %v", result, err)
-			}
-		}
-	})
-}
-
 // A limit in shadow puts no work off.
 func TestShadowPutsNothingOff(t *testing.T) {
 	t.Parallel()

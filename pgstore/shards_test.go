@@ -15,39 +15,6 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// TestShardsFresh: a fresh limit refuses nothing that fits the limit, though
-// no rows exist yet and no shard has enough.
-func TestShardsFresh(t *testing.T) {
-	t.Parallel()
-	eachTake(t, func(t *testing.T, _ *pgtest.DB, _ *clock, store *pgstore.Store, allow allowing) {
-		for i, test := range []struct {
-			shards int
-			counts []float64 // of 10 tokens
-		}{
-			{10, []float64{1, 1, 1, 1, 1, 1, 1, 1, 1, 1}},
-			{10, []float64{10}},
-			{2, []float64{6, 4}},
-			{2, []float64{5.5, 4.5}},
-			{3, []float64{4, 4, 2}},
-			{8, []float64{0.25, 9, 0.75}},
-			{8, []float64{3, 0, 7}},
-		} {
-			l := ratelimit.TokenBucket{Name: fmt.Sprint("l", i), Rate: 10, Period: time.Hour, Shards: test.shards}
-			for _, n := range test.counts {
-				result, err := allow(l.ForN("k", n))
-				if err != nil || !result.OK || result.RetryAfter != 0 {
-					t.Errorf("%+v, %v: got OK %v, wait %v, error %v", test, n, result.OK, result.RetryAfter, err)
-				}
-			}
-			result, err := allow(l.ForN("k", 0.1))
-			if err != nil || result.OK {
-				t.Errorf("%+v, one more: got OK %v, error %v", test, result.OK, err)
-			}
-			wantLeft(t, store, l.ForN("k", 0), 0)
-		}
-	})
-}
-
 // TestShardsPromise: a refused call is accepted at its RetryAt, and not long
 // before, whatever the shards hold.
 func TestShardsPromise(t *testing.T) {
@@ -215,18 +182,15 @@ func tickOf(d bucket.Definition) time.Duration {
 func TestShardsRefusedLately(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
-	now := time.Date(2026, 3, 14, 15, 9, 26, 0, time.UTC)
-	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Clock: func() time.Time { return now }})
-	must(t, err)
-	other, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
-	must(t, err)
+	c := newClock()
+	store, other := newStore(t, db, onClock(c)), newStore(t, db)
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 8, Period: time.Hour, Shards: 4}
 	allow := func(n float64, want bool) {
 		t.Helper()
 		err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 			result, err := store.AllowTx(t.Context(), tx, limit.ForN("k", n))
 			if err == nil && result.OK != want {
-				t.Errorf("%v at %v: got OK %v, want %v", n, now, result.OK, want)
+				t.Errorf("%v at %v: got OK %v, want %v", n, c.now(), result.OK, want)
 			}
 			return err
 		})
@@ -235,9 +199,9 @@ func TestShardsRefusedLately(t *testing.T) {
 	allow(8, true)
 	allow(1, false)
 	allow(1, false)
-	now = now.Add(time.Hour/8 - time.Microsecond)
+	c.add(time.Hour/8 - time.Microsecond)
 	allow(1, false)
-	now = now.Add(time.Microsecond)
+	c.add(time.Microsecond)
 	allow(1, true)
 	allow(1, false)
 	must(t, other.Reset(t.Context(), limit, "k"))

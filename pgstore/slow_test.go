@@ -1,7 +1,6 @@
 package pgstore_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -24,16 +23,10 @@ func TestSlowRowIsWaitedForFirst(t *testing.T) {
 				t.Parallel()
 				db, store := setUp(t, maxConns(5))
 				mustAllow(t, store, requests...)
-				begin := func() pgx.Tx {
-					tx, err := db.Pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
-					must(t, err)
-					t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
-					return tx
-				}
 				take := func(tx pgx.Tx) error { return errOf(store.AllowTx(t.Context(), tx, requests...)) }
 				// meet has two transactions wait for another, and returns what one waits with.
 				meet := func() (statement string) {
-					holder, waiters := begin(), []pgx.Tx{begin(), begin()}
+					holder, waiters := begin(t, db, level), []pgx.Tx{begin(t, db, level), begin(t, db, level)}
 					must(t, take(holder))
 					done := make(chan error, len(waiters))
 					for _, waiter := range waiters {

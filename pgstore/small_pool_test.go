@@ -9,7 +9,6 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
-	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 // Every verb does with one connection: one that wants a second while it holds
@@ -20,8 +19,7 @@ func TestOneConnection(t *testing.T) {
 	ctx := within(t, 30*time.Second)
 	for name, portable := range map[string]bool{"plain": false, "portable": true} {
 		t.Run(name, func(t *testing.T) {
-			store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Portable: portable})
-			must(t, err)
+			store := newStore(t, db, isPortable(portable))
 			row := ratelimit.TokenBucket{Name: name + "_row", Rate: 10, Period: time.Hour}
 			rows := ratelimit.TokenBucket{Name: name + "_rows", Rate: 10, Period: time.Hour, Shards: 4}
 			some := []ratelimit.Request{row.For("k"), rows.ForN("k", 4)}

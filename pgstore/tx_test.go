@@ -21,27 +21,8 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// edits are the verbs that change rows, in a transaction.
-var edits = []struct {
-	name     string
-	requests []ratelimit.Request
-	do       func(context.Context, *pgstore.Store, pgx.Tx, []ratelimit.Request) error
-}{
-	{"allow from a bucket", []ratelimit.Request{slow("bucket", 10).For("k")}, allowTx},
-	{"allow from a window", []ratelimit.Request{slowWindow("window", 10).For("k")}, allowTx},
-	{"allow from a shard", []ratelimit.Request{shardedSlow("shards", 20, 2).For("k")}, allowTx},
-	{"allow from several", []ratelimit.Request{slow("one", 10).For("k"), slowWindow("two", 10).For("k")}, allowTx},
-	{"reserve from a bucket", []ratelimit.Request{slow("bucket", 10).ForN("k", 15)}, reserveTx},
-	{"reserve from a window", []ratelimit.Request{slowWindow("window", 10).ForN("k", 15)}, reserveTx},
-	{"reserve from several", []ratelimit.Request{slow("one", 10).ForN("k", 15), slowWindow("two", 10).ForN("k", 15)}, reserveTx},
-	{"reset", []ratelimit.Request{slow("bucket", 10).For("k")}, resetTx},
-	{"credit", []ratelimit.Request{slow("bucket", 10).For("k")}, creditTx},
-	{"pause", []ratelimit.Request{slow("bucket", 10).For("k")}, pauseTx},
-}
-
 func allowTx(ctx context.Context, store *pgstore.Store, tx pgx.Tx, requests []ratelimit.Request) error {
-	result, err := store.AllowTx(ctx, tx, requests...)
-	return errors.Join(err, result.Err())
+	return store.TakeTx(ctx, tx, requests...)
 }
 
 func reserveTx(ctx context.Context, store *pgstore.Store, tx pgx.Tx, requests []ratelimit.Request) error {
@@ -49,222 +30,8 @@ func reserveTx(ctx context.Context, store *pgstore.Store, tx pgx.Tx, requests []
 	return errors.Join(err, result.Err())
 }
 
-func resetTx(ctx context.Context, store *pgstore.Store, tx pgx.Tx, requests []ratelimit.Request) error {
-	return store.ResetTx(ctx, tx, requests[0].Limit, requests[0].Key)
-}
-
 func creditTx(ctx context.Context, store *pgstore.Store, tx pgx.Tx, requests []ratelimit.Request) error {
-	_, err := store.CreditTx(ctx, tx, requests[0])
-	return err
-}
-
-func pauseTx(ctx context.Context, store *pgstore.Store, tx pgx.Tx, requests []ratelimit.Request) error {
-	_, err := store.PauseTx(ctx, tx, requests[0].Limit, requests[0].Key, time.Hour)
-	return err
-}
-
-// endings are the ways in which what a transaction did comes to nothing. Each
-// returns what do returned.
-var endings = []struct {
-	name string
-	run  func(t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel, do func(context.Context, pgx.Tx) error) error
-}{
-	{"rollback", endByRollback},
-	{"rollback to savepoint", endBySavepoint},
-	{"cancelled context", endByCancel},
-}
-
-func endByRollback(t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel, do func(context.Context, pgx.Tx) error) (err error) {
-	got := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
-		err = do(t.Context(), tx)
-		return errTest
-	})
-	if !errors.Is(got, errTest) {
-		t.Errorf("got %v, want %v", got, errTest)
-	}
-	return err
-}
-
-func endBySavepoint(t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel, do func(context.Context, pgx.Tx) error) (err error) {
-	got := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
-		got := pgx.BeginFunc(t.Context(), tx, func(tx pgx.Tx) error {
-			err = do(t.Context(), tx)
-			return errTest
-		})
-		if !errors.Is(got, errTest) {
-			t.Errorf("got %v, want %v", got, errTest)
-		}
-		return nil
-	})
-	if got != nil {
-		t.Error(got)
-	}
-	return err
-}
-
-func endByCancel(t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel, do func(context.Context, pgx.Tx) error) (err error) {
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	got := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
-		err = do(ctx, tx)
-		cancel()
-		return nil
-	})
-	if !errors.Is(got, context.Canceled) {
-		t.Errorf("got %v, want %v", got, context.Canceled)
-	}
-	return err
-}
-
-// What did not commit did not happen: not a bit of the rows differs, those of
-// reservations included, and there are no rows where there were none.
-func TestNothingCommitted(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	for _, edit := range edits {
-		t.Run(edit.name, func(t *testing.T) {
-			t.Parallel()
-			comesToNothing(t, edit.requests, edit.do)
-		})
-	}
-}
-
-func comesToNothing(t *testing.T, requests []ratelimit.Request, edit func(context.Context, *pgstore.Store, pgx.Tx, []ratelimit.Request) error) {
-	t.Helper()
-	db, store := setUp(t)
-	for _, ending := range endings {
-		for _, level := range isolationLevels {
-			name := fmt.Sprintf("%s/%s", ending.name, level)
-			do := func(ctx context.Context, tx pgx.Tx) error { return edit(ctx, store, tx, requests) }
-			t.Run(name+"/no rows", func(t *testing.T) {
-				must(t, ending.run(t, db.Pool, level, do))
-				if got := tableOf(t, db); len(got) != 0 {
-					t.Errorf("got rows %q, want none", got)
-				}
-			})
-			t.Run(name+"/rows", func(t *testing.T) {
-				for _, r := range requests {
-					mustAllow(t, store, r.Limit.ForN(r.Key, 2))
-					defer store.Reset(t.Context(), r.Limit, r.Key)
-				}
-				want := tableOf(t, db)
-				must(t, ending.run(t, db.Pool, level, do))
-				if got := tableOf(t, db); !slices.Equal(got, want) {
-					t.Errorf("got rows %q, want %q", got, want)
-				}
-			})
-		}
-	}
-	idle(t, db.Pool)
-}
-
-// The same edits leave something behind when they are committed, or the test
-// above would prove nothing.
-func TestCommitted(t *testing.T) {
-	t.Parallel()
-	for _, edit := range edits {
-		t.Run(edit.name, func(t *testing.T) {
-			t.Parallel()
-			db, store := setUp(t)
-			for _, r := range edit.requests {
-				mustAllow(t, store, r.Limit.ForN(r.Key, 2))
-			}
-			before := tableOf(t, db)
-			err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
-				return edit.do(t.Context(), store, tx, edit.requests)
-			})
-			must(t, err)
-			if after := tableOf(t, db); slices.Equal(before, after) {
-				t.Errorf("nothing changed: %q", after)
-			}
-		})
-	}
-}
-
-// Who waits for a row gets what the one before leaves, and knows what that one
-// did.
-func TestWaitingForARow(t *testing.T) {
-	t.Parallel()
-	db, store := setUp(t)
-	type outcome struct {
-		ok   bool
-		code string
-	}
-	granted, refused, again := outcome{true, ""}, outcome{false, ""}, outcome{false, serializationFailure}
-	for _, test := range []struct {
-		level  pgx.TxIsoLevel
-		commit bool
-		want   outcome
-	}{
-		{pgx.ReadCommitted, false, granted},
-		{pgx.RepeatableRead, false, granted},
-		{pgx.Serializable, false, granted},
-		{pgx.ReadCommitted, true, refused},
-		{pgx.RepeatableRead, true, again},
-		{pgx.Serializable, true, again},
-	} {
-		for _, rows := range []struct {
-			name  string
-			limit ratelimit.Limit
-			spent float64 // before
-		}{
-			{"no row", slow("bucket", 1), 0},
-			{"a row", slow("bucket", 10), 9},
-			{"no window", slowWindow("window", 1), 0},
-			{"a window", slowWindow("window", 10), 9},
-		} {
-			t.Run(fmt.Sprintf("%s/commit %v/%s", test.level, test.commit, rows.name), func(t *testing.T) {
-				r := rows.limit.For(t.Name())
-				if rows.spent > 0 {
-					mustAllow(t, store, rows.limit.ForN(r.Key, rows.spent))
-				}
-				first, second := begin(t, db, test.level), begin(t, db, test.level)
-				if result, err := store.AllowTx(t.Context(), first, r); err != nil || !result.OK {
-					t.Fatalf("first: got OK %v, error %v", result.OK, err)
-				}
-				later := allowLater(store, second, r)
-				waitsForLock(t, db, second)
-				end := first.Rollback
-				if test.commit {
-					end = first.Commit
-				}
-				must(t, end(t.Context()))
-				got := <-later
-				if got := (outcome{got.OK, codeOf(got.err)}); got != test.want {
-					t.Errorf("second: got %v, want %v", got, test.want)
-				}
-				if test.want.code == "" && got.err != nil {
-					t.Error(got.err)
-				}
-			})
-		}
-	}
-}
-
-// A caller who gives up waiting gets an error and takes nothing.
-func TestCancelledWhileWaiting(t *testing.T) {
-	t.Parallel()
-	db, store := setUp(t)
-	limit := slow("bucket", 10)
-	mustAllow(t, store, limit.For("k"))
-	want := tableOf(t, db)
-	first, second := begin(t, db, pgx.ReadCommitted), begin(t, db, pgx.ReadCommitted)
-	must(t, errOf(store.AllowTx(t.Context(), first, limit.For("k"))))
-	ctx, cancel := context.WithCancel(t.Context())
-	later := make(chan takenLater, 1)
-	go func() {
-		result, err := store.AllowTx(ctx, second, limit.For("k"))
-		later <- takenLater{result, err}
-	}()
-	waitsForLock(t, db, second)
-	cancel()
-	if got := <-later; got.OK || !errors.Is(got.err, context.Canceled) {
-		t.Errorf("got OK %v, error %v, want %v", got.OK, got.err, context.Canceled)
-	}
-	must(t, first.Rollback(t.Context()))
-	if got := tableOf(t, db); !slices.Equal(got, want) {
-		t.Errorf("got rows %q, want %q", got, want)
-	}
+	return errOf(store.CreditTx(ctx, tx, requests[0]))
 }
 
 // errorResponses collects what the server reports as errors.
@@ -537,98 +304,92 @@ func TestRunnerRefused(t *testing.T) {
 // they are.
 func TestRunnerErrors(t *testing.T) {
 	t.Parallel()
-	eachRunner(t, runnerErrors)
-}
-
-func runnerErrors(t *testing.T, s *shop, run runner) {
-	must(t, errOf(s.Pool.Exec(t.Context(), `ALTER TABLE `+s.Schema+`.orders ADD UNIQUE (what)`)))
-	var returned error
-	returning := func(do func(pgx.Tx) error) func(pgx.Tx) error {
-		return func(tx pgx.Tx) error {
-			returned = do(tx)
-			return returned
+	eachRunner(t, func(t *testing.T, s *shop, run runner) {
+		must(t, errOf(s.Pool.Exec(t.Context(), `ALTER TABLE `+s.Schema+`.orders ADD UNIQUE (what)`)))
+		var returned error
+		returning := func(do func(pgx.Tx) error) func(pgx.Tx) error {
+			return func(tx pgx.Tx) error {
+				returned = do(tx)
+				return returned
+			}
 		}
-	}
-	for _, test := range []struct {
-		name string
-		do   func(pgx.Tx) error
-		code string
-	}{
-		{"own", func(pgx.Tx) error { return errTest }, ""},
-		{"a refusal by another limit", func(pgx.Tx) error { return &ratelimit.RefusedError{} }, ""},
-		{"deadline of another context", func(pgx.Tx) error { return context.DeadlineExceeded }, ""},
-		{"unique violation", func(tx pgx.Tx) error { return s.order(t.Context(), nothing)(tx, ratelimit.Result{}) }, "23505"},
-		{"lock not available", raise(t.Context(), "55P03"), "55P03"},
-		{"statement timeout", raise(t.Context(), "57014"), "57014"},
-		{"aborted before", func(tx pgx.Tx) error {
-			_ = raise(t.Context(), serializationFailure)(tx) // swallowed
-			return raise(t.Context(), "55P03")(tx)
-		}, "25P02"},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			runs := 0
-			result, err := run(t.Context(), s.requests(), s.order(t.Context(), func(tx pgx.Tx) error {
-				runs++
-				return returning(test.do)(tx)
-			}))
-			if err == nil || err != returned || codeOf(err) != test.code {
-				t.Errorf("got %v, want as it is %v with code %q", err, returned, test.code)
-			}
-			if runs != 1 {
-				t.Errorf("ran %d times, want 1", runs)
-			}
-			if result.OK || result.Receipt != nil {
-				t.Errorf("got a result of what was rolled back: %+v", result)
-			}
-			s.want(t, 0)
-			idle(t, s.Pool)
-		})
-	}
+		for _, test := range []struct {
+			name string
+			do   func(pgx.Tx) error
+			code string
+		}{
+			{"own", func(pgx.Tx) error { return errTest }, ""},
+			{"a refusal by another limit", func(pgx.Tx) error { return &ratelimit.RefusedError{} }, ""},
+			{"deadline of another context", func(pgx.Tx) error { return context.DeadlineExceeded }, ""},
+			{"unique violation", func(tx pgx.Tx) error { return s.order(t.Context(), nothing)(tx, ratelimit.Result{}) }, "23505"},
+			{"lock not available", raise(t.Context(), "55P03"), "55P03"},
+			{"statement timeout", raise(t.Context(), "57014"), "57014"},
+			{"aborted before", func(tx pgx.Tx) error {
+				_ = raise(t.Context(), serializationFailure)(tx) // swallowed
+				return raise(t.Context(), "55P03")(tx)
+			}, "25P02"},
+		} {
+			t.Run(test.name, func(t *testing.T) {
+				runs := 0
+				result, err := run(t.Context(), s.requests(), s.order(t.Context(), func(tx pgx.Tx) error {
+					runs++
+					return returning(test.do)(tx)
+				}))
+				if err == nil || err != returned || codeOf(err) != test.code {
+					t.Errorf("got %v, want as it is %v with code %q", err, returned, test.code)
+				}
+				if runs != 1 {
+					t.Errorf("ran %d times, want 1", runs)
+				}
+				if result.OK || result.Receipt != nil {
+					t.Errorf("got a result of what was rolled back: %+v", result)
+				}
+				s.want(t, 0)
+				idle(t, s.Pool)
+			})
+		}
+	})
 }
 
 func TestRunnerPanic(t *testing.T) {
 	t.Parallel()
-	eachRunner(t, runnerPanic)
-}
-
-func runnerPanic(t *testing.T, s *shop, run runner) {
-	value := &struct{ int }{1}
-	func() {
-		defer func() {
-			if got := recover(); got != value {
-				t.Errorf("recovered %v, want %v", got, value)
-			}
+	eachRunner(t, func(t *testing.T, s *shop, run runner) {
+		value := &struct{ int }{1}
+		func() {
+			defer func() {
+				if got := recover(); got != value {
+					t.Errorf("recovered %v, want %v", got, value)
+				}
+			}()
+			_, _ = run(t.Context(), s.requests(), s.order(t.Context(), func(pgx.Tx) error { panic(value) }))
 		}()
-		_, _ = run(t.Context(), s.requests(), s.order(t.Context(), func(pgx.Tx) error { panic(value) }))
-	}()
-	s.wantRuns(t, 1)
-	s.want(t, 0)
-	idle(t, s.Pool)
+		s.wantRuns(t, 1)
+		s.want(t, 0)
+		idle(t, s.Pool)
+	})
 }
 
 // T.FailNow in the function ends its goroutine.
 func TestRunnerGoexit(t *testing.T) {
 	t.Parallel()
-	eachRunner(t, runnerGoexit)
-}
-
-func runnerGoexit(t *testing.T, s *shop, run runner) {
-	ended := make(chan bool)
-	go func() {
-		returned := false
-		defer func() { ended <- returned }()
-		_, _ = run(t.Context(), s.requests(), s.order(t.Context(), func(pgx.Tx) error {
-			runtime.Goexit()
-			return nil
-		}))
-		returned = true
-	}()
-	if <-ended {
-		t.Error("AllowFunc returned, want the goroutine to end")
-	}
-	s.wantRuns(t, 1)
-	s.want(t, 0)
-	idle(t, s.Pool)
+	eachRunner(t, func(t *testing.T, s *shop, run runner) {
+		ended := make(chan bool)
+		go func() {
+			returned := false
+			defer func() { ended <- returned }()
+			_, _ = run(t.Context(), s.requests(), s.order(t.Context(), func(pgx.Tx) error {
+				runtime.Goexit()
+				return nil
+			}))
+			returned = true
+		}()
+		if <-ended {
+			t.Error("AllowFunc returned, want the goroutine to end")
+		}
+		s.wantRuns(t, 1)
+		s.want(t, 0)
+		idle(t, s.Pool)
+	})
 }
 
 // atCommit makes the first n commits of an order end in plpgsql statements. A
@@ -744,15 +505,13 @@ func cancellable(t *testing.T) (context.Context, context.CancelFunc) {
 func TestRunnerGivesUpWithoutDeadline(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	eachRunner(t, runnerGivesUpWithoutDeadline, func(c *pgstore.Config) { c.RetryBudget = time.Second })
-}
-
-func runnerGivesUpWithoutDeadline(t *testing.T, s *shop, run runner) {
-	_, err := run(t.Context(), s.requests(), s.order(t.Context(), raise(t.Context(), serializationFailure)))
-	if !hasCode(err, serializationFailure) {
-		t.Errorf("got %v, want code %s", err, serializationFailure)
-	}
-	s.want(t, 0)
+	eachRunner(t, func(t *testing.T, s *shop, run runner) {
+		_, err := run(t.Context(), s.requests(), s.order(t.Context(), raise(t.Context(), serializationFailure)))
+		if !hasCode(err, serializationFailure) {
+			t.Errorf("got %v, want code %s", err, serializationFailure)
+		}
+		s.want(t, 0)
+	}, func(c *pgstore.Config) { c.RetryBudget = time.Second })
 }
 
 // A function that swallows PostgreSQL's errors has not succeeded.

@@ -12,54 +12,22 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// limitsOfAllKinds hold 12 tokens and get 12 more in a day.
-func limitsOfAllKinds(name string) map[string]ratelimit.Limit {
-	const day = 24 * time.Hour
-	return map[string]ratelimit.Limit{
-		"bucket":         ratelimit.TokenBucket{Name: name + " b", Rate: 12, Period: day},
-		"window":         ratelimit.FixedWindow{Name: name + " w", Rate: 12, Period: day, Start: noon},
-		"sharded bucket": ratelimit.TokenBucket{Name: name + " sb", Rate: 12, Period: day, Shards: 4},
-		"sharded window": ratelimit.FixedWindow{Name: name + " sw", Rate: 12, Period: day, Start: noon, Shards: 4},
-	}
-}
-
-// eachKind runs test for each kind of limit, on a clock that starts at noon.
+// eachKind runs test for limits that hold 12 tokens and get 12 more in a day, on a clock that starts at noon.
 func eachKind(t *testing.T, test func(t *testing.T, db *pgtest.DB, c *clock, store *pgstore.Store, l ratelimit.Limit)) {
 	t.Helper()
+	const day = 24 * time.Hour
 	db := pgtest.New(t)
-	for name, l := range limitsOfAllKinds(t.Name()) {
-		t.Run(name, func(t *testing.T) {
+	for _, l := range []ratelimit.Limit{
+		ratelimit.TokenBucket{Name: "bucket", Rate: 12, Period: day},
+		ratelimit.FixedWindow{Name: "window", Rate: 12, Period: day, Start: noon},
+		ratelimit.TokenBucket{Name: "sharded bucket", Rate: 12, Period: day, Shards: 4},
+		ratelimit.FixedWindow{Name: "sharded window", Rate: 12, Period: day, Start: noon, Shards: 4},
+	} {
+		t.Run(ratelimit.NameOf(l), func(t *testing.T) {
 			c := newClock()
 			test(t, db, c, newStore(t, db, onClock(c)), l)
 		})
 	}
-}
-
-func TestCancelInTransaction(t *testing.T) {
-	t.Parallel()
-	eachKind(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store, l ratelimit.Limit) {
-		ctx := t.Context()
-		result, err := store.Allow(ctx, l.ForN("k", 7))
-		mustTake(t, result, err)
-
-		tx := begin(t, db, pgx.Serializable)
-		for _, want := range []bool{true, false} { // twice in the same transaction too
-			cancelled, err := store.CancelTx(ctx, tx, result.Receipt)
-			wantSaid(t, "in a transaction", cancelled, err, want)
-		}
-		must(t, tx.Rollback(ctx))
-		wantLeft(t, store, l.ForN("k", 0), 5)
-
-		tx = begin(t, db, pgx.ReadCommitted)
-		cancelled, err := store.CancelTx(ctx, tx, result.Receipt)
-		wantSaid(t, "again, after the roll-back", cancelled, err, true)
-		must(t, tx.Commit(ctx))
-		for range 2 {
-			cancelled, err = store.Cancel(ctx, result.Receipt)
-			wantSaid(t, "after the commit", cancelled, err, false)
-		}
-		wantLeft(t, store, l.ForN("k", 0), 12)
-	})
 }
 
 // TestCancelFindsItsShard: what is given back goes where it came from, so that

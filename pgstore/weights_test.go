@@ -18,13 +18,6 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-func request(t *testing.T, store permits, r ratelimit.PermitRequest) ratelimit.Permit {
-	t.Helper()
-	permit, err := store.Acquire(t.Context(), r)
-	must(t, err)
-	return permit
-}
-
 func wantCount(t *testing.T, store permits, limit ratelimit.InFlight, key string, want int) {
 	t.Helper()
 	held, err := store.Held(t.Context(), limit, key)
@@ -37,13 +30,13 @@ func wantCount(t *testing.T, store permits, limit ratelimit.InFlight, key string
 func TestWeights(t *testing.T) {
 	flightStores(t, func(t *testing.T, store flightStore, begin func() pgx.Tx, clock *clock) {
 		limit := ratelimit.InFlight{Name: "weights", Limit: 10, Lease: time.Minute}
-		three := request(t, store, limit.ForN("a", 3))
+		three := acquire(t, store, limit.ForN("a", 3))
 		if !three.OK || len(three.More) != 2 || three.N != 3 {
 			t.Fatalf("got %+v, want three", three)
 		}
 		wantCount(t, store, limit, "a", 3)
-		six := request(t, store, limit.ForN("a", 6))
-		refused := request(t, store, limit.ForN("a", 2))
+		six := acquire(t, store, limit.ForN("a", 6))
+		refused := acquire(t, store, limit.ForN("a", 2))
 		if !six.OK || refused.OK || !refused.NotBefore.Equal(three.Until) {
 			t.Errorf("got %+v and %+v, want six, and a refusal until the first lease ends", six, refused)
 		}
@@ -113,7 +106,7 @@ func TestWeightsNever(t *testing.T) {
 			}
 			_ = tx.Rollback(t.Context())
 		}
-		if permit := request(t, store, other.ForN("", ratelimit.MaxPermits)); !permit.OK || len(permit.More) != ratelimit.MaxPermits-1 {
+		if permit := acquire(t, store, other.ForN("", ratelimit.MaxPermits)); !permit.OK || len(permit.More) != ratelimit.MaxPermits-1 {
 			t.Errorf("got %v, want the most", permit)
 		}
 	})
@@ -125,12 +118,11 @@ func TestWeightsBesideAnOpenTransaction(t *testing.T) {
 	store := newStore(t, db).Permits()
 	limit := ratelimit.InFlight{Name: "weights", Limit: 5}
 	for _, key := range strings.Split("abcdefgh", "") {
-		tx, err := db.Pool.Begin(t.Context())
-		must(t, err)
+		tx := begin(t, db, pgx.ReadCommitted)
 		if permit, err := store.AcquireTx(t.Context(), tx, limit.For(key)); err != nil || !permit.OK {
 			t.Errorf("got %v, and %v", permit, err)
 		}
-		if permit := request(t, store, limit.ForN(key, 4)); !permit.OK {
+		if permit := acquire(t, store, limit.ForN(key, 4)); !permit.OK {
 			t.Errorf("key %q: got %v, want the other four", key, permit)
 		}
 		should(t, tx.Rollback(t.Context()))
@@ -151,7 +143,7 @@ func TestPermitsOfSeveralLimits(t *testing.T) {
 		if of := permit.Parts()[1]; len(of.More) != 2 || !of.Until.Equal(permit.Until.Add(time.Minute)) {
 			t.Errorf("got %+v, want three for two minutes", of)
 		}
-		if refused := request(t, store, both); refused.OK || refused.InFlight.Name != "all" {
+		if refused := acquire(t, store, both); refused.OK || refused.InFlight.Name != "all" {
 			t.Errorf("got %+v, want a refusal by all", refused)
 		}
 		wantCount(t, store, tenant, "a", 2)
@@ -205,7 +197,7 @@ func TestWaitersOfSeveralInOrder(t *testing.T) {
 
 func largeBeforeSmall(t *testing.T, store permits, inLine func(came int)) {
 	limit := ratelimit.InFlight{Name: "order", Limit: 3, Lease: time.Minute}
-	held := request(t, store, limit.ForN("", 2))
+	held := acquire(t, store, limit.ForN("", 2))
 	ctx := within(t, 30*time.Second)
 	served := make(chan ratelimit.Permit, 2)
 	for i, n := range []int{3, 1} {
@@ -226,9 +218,9 @@ func largeBeforeSmall(t *testing.T, store permits, inLine func(came int)) {
 
 // A waiter for several that gives up leaves nothing behind: neither what it had nor what it claimed.
 func TestWaiterOfSeveralGivesUp(t *testing.T) {
-	holdStores(t, func(t *testing.T, store flightStore, _ func() pgx.Tx) {
+	permitStores(t, false, func(t *testing.T, store flightStore, _ func() pgx.Tx, _ *clock) {
 		limit := ratelimit.InFlight{Name: "gives up", Limit: 4, Lease: time.Minute}
-		one := request(t, store, limit.For(""))
+		one := acquire(t, store, limit.For(""))
 		ctx := within(t, 500*time.Millisecond)
 		if permit, err := store.AcquireWait(ctx, limit.ForN("", 4)); !errors.Is(err, context.DeadlineExceeded) || permit.OK {
 			t.Errorf("got %v, and %v", permit, err)
@@ -329,54 +321,6 @@ func TestWaiterOfOneIsServed(t *testing.T) {
 	}
 	cancel()
 	work.Wait()
-}
-
-// A process that has had the turn to collect leaves the next one to another that waits.
-func TestCollectorsOfTwoProcessesTakeTurns(t *testing.T) {
-	db := pgtest.New(t, maxConns(8))
-	holder, store, other := newStore(t, db).Permits(), newStore(t, db), newStore(t, db)
-	limit := ratelimit.InFlight{Name: "turns", Limit: 4, Lease: time.Hour}
-	for _, key := range strings.Split("abcdef", "") {
-		t.Run(key, func(t *testing.T) {
-			t.Parallel()
-			held := request(t, holder, limit.For(key))
-			served := make(chan *pgstore.Store, 2)
-			wait := func(ctx context.Context, store *pgstore.Store, waiting int) {
-				go func() {
-					permit, err := store.Permits().AcquireWait(ctx, limit.ForN(key, 4))
-					if err == nil {
-						err = store.Permits().Release(t.Context(), permit)
-					}
-					if err != nil && !errors.Is(err, context.Canceled) {
-						t.Error(err)
-					}
-					served <- store
-				}()
-				eventually(t, "it waits", func() bool { return store.WaitingForPermits("turns", key) == waiting })
-			}
-			collects := func() (turn float64) {
-				sql := "SELECT coalesce(max(value), 0) FROM " + db.Schema + ".rate_limits WHERE name = 'turns' AND key = $1 AND shard = 10001 AND ts > now()"
-				should(t, db.Pool.QueryRow(t.Context(), sql, key).Scan(&turn))
-				return turn
-			}
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			wait(ctx, store, 1)
-			eventually(t, "it collects", func() bool { return collects() > 0 })
-			first := collects()
-			wait(t.Context(), store, 2)
-			wait(t.Context(), other, 1)
-			time.Sleep(300 * time.Millisecond) // for as long the other may look afterwards
-			cancel()
-			<-served
-			eventually(t, "another collects", func() bool { return collects() > first })
-			should(t, holder.Release(t.Context(), held))
-			if got := <-served; got != other {
-				t.Error("the process that had the turn has the next one as well")
-			}
-			<-served
-		})
-	}
 }
 
 // floodAndHold holds 8 of 10 permits by a store, while others hold one each by that and another.

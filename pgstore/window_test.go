@@ -15,7 +15,6 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/curve"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
-	"github.com/pgratelimit/ratelimit/memstore"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -80,35 +79,6 @@ func TestSlidingWindowReservations(t *testing.T) {
 				t.Errorf("at worst %v, want all of it and no more", worst)
 			}
 		})
-	}
-}
-
-// TestSlidingWindowAhead: while something is reserved for a slot to come, what is asked for now
-// is held against the slots of now, in every form, and granted when that is promised.
-func TestSlidingWindowAhead(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	limit := ratelimit.SlidingWindow{Name: "l", Rate: 10, Period: time.Minute, Slots: 6, Start: noon}
-	for _, form := range takeForms {
-		c := newClock()
-		store, memory := newStore(t, db, onClock(c), form.change), memstore.New(c.now)
-		for _, s := range []verbs{store, memory} {
-			for _, n := range []float64{10, 2} { // all of now, and then some
-				result, err := s.Reserve(t.Context(), limit.ForN(form.name, n))
-				mustTake(t, result, err)
-			}
-		}
-		want, err := memory.Allow(t.Context(), limit.ForN(form.name, 3))
-		if err != nil || want.OK {
-			t.Fatalf("memory: got OK %v, error %v, want a refusal", want.OK, err)
-		}
-		got, err := form.take(t.Context(), db.Pool, store, limit.ForN(form.name, 3))
-		if err != nil || got.OK || !got.RetryAt.Equal(want.RetryAt) {
-			t.Errorf("%s: got OK %v until %v, error %v, want a refusal until %v", form.name, got.OK, got.RetryAt, err, want.RetryAt)
-		}
-		c.set(want.RetryAt)
-		got, err = form.take(t.Context(), db.Pool, store, limit.ForN(form.name, 3))
-		mustTake(t, got, err)
 	}
 }
 

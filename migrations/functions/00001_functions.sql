@@ -1,7 +1,8 @@
 -- +goose Up
 
 -- The verbs of a limit as SQL functions, for programs that are not in Go, triggers and psql.
--- Made from the statements of pgstore/internal/table by go test ./pgstore/internal/table -run Functions -write.
+-- The statement below a comment such as "sql/plain/bucket/take.sql" is that file of pgstore/internal/table, copied by
+-- go test ./pgstore/internal/table -run Functions -write.
 --
 -- Each runs with the rights of its owner, who needs SELECT, INSERT, UPDATE and DELETE on
 -- rate_limits, and SELECT on rate_limit_definitions for those by name. Nobody else may call one
@@ -13,6 +14,7 @@ DO $migration$
 DECLARE
 	statement text;
 	home      text := (SELECT quote_ident(n.nspname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = 'rate_limits'::regclass);
+	before    oid[] := ARRAY(SELECT oid FROM pg_proc WHERE pronamespace = home::regnamespace);
 BEGIN
 	EXECUTE replace($functions$
 
@@ -99,7 +101,9 @@ CREATE FUNCTION @schema@.rate_limit_bucket_take(text, text, int4, float8, float8
 RETURNS TABLE (value float8, ts timestamptz, paused timestamptz, at timestamptz, xid text) LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 BEGIN
-RETURN QUERY INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts)
+RETURN QUERY
+-- sql/plain/bucket/take.sql
+INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts)
 VALUES ($1::text, $2::text, $3::int4, $4::float8 - $5::float8, coalesce($6::timestamptz, clock_timestamp()))
 ON CONFLICT (name, key, shard) DO UPDATE
 SET value = least(r.value + greatest(round(tstzrange_subdiff(excluded.ts, r.ts) * 1000000), 0) * $7::float8 / $8::float8, $4::float8) - $5::float8,
@@ -116,7 +120,9 @@ CREATE FUNCTION @schema@.rate_limit_window_take(text, text, int4, float8, float8
 RETURNS TABLE (value float8, ts timestamptz, paused timestamptz, at timestamptz, xid text) LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 BEGIN
-RETURN QUERY INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts)
+RETURN QUERY
+-- sql/plain/window/take.sql
+INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts)
 VALUES ($1::text, $2::text, $3::int4, $4::float8 - $5::float8,
 	date_bin($6::float8 * interval '1 microsecond', coalesce($7::timestamptz, clock_timestamp()), $8::timestamptz))
 ON CONFLICT (name, key, shard) DO UPDATE
@@ -135,7 +141,9 @@ CREATE FUNCTION @schema@.rate_limit_calendar_take(text, text, int4, float8, floa
 RETURNS TABLE (value float8, ts timestamptz, paused timestamptz, at timestamptz, xid text) LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 BEGIN
-RETURN QUERY INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts)
+RETURN QUERY
+-- sql/plain/calendar/take.sql
+INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts)
 VALUES ($1::text, $2::text, $3::int4, $4::float8 - $5::float8,
 	coalesce((($7::timestamptz[])[1 : cardinality($7::timestamptz[]) - 1])[width_bucket(coalesce($6::timestamptz, clock_timestamp()), $7::timestamptz[])],
 		$12::timestamptz))
@@ -156,7 +164,9 @@ CREATE FUNCTION @schema@.rate_limit_slots_take(text, text, int4, float8, float8,
 RETURNS TABLE (value float8, ts timestamptz, paused timestamptz, slots float8[], at timestamptz, xid text) LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 BEGIN
-RETURN QUERY INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts, slots)
+RETURN QUERY
+-- sql/plain/slots/take.sql
+INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts, slots)
 VALUES ($1::text, $2::text, $3::int4, $4::float8 - $5::float8,
 	date_bin($6::float8 * interval '1 microsecond', coalesce($7::timestamptz, clock_timestamp()), $8::timestamptz),
 	array[$6::float8, 0, $4::float8 - $5::float8] || array_fill(0::float8, array[$9::int4 - 1]) || $5::float8)
@@ -185,7 +195,9 @@ CREATE FUNCTION @schema@.rate_limit_bucket_give(text, text, int4, float8, float8
 RETURNS TABLE (value float8, ts timestamptz, paused timestamptz, slots float8[], ahead float8[], at timestamptz, made boolean) LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 BEGIN
-RETURN QUERY INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts)
+RETURN QUERY
+-- sql/plain/bucket/give.sql
+INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts)
 VALUES ($1::text, $2::text, $3::int4, $4::float8, coalesce($6::timestamptz, clock_timestamp()))
 ON CONFLICT (name, key, shard) DO UPDATE
 SET value = CASE WHEN r.ahead[1] > 0 THEN r.value + greatest(least($5::float8, $4::float8
@@ -206,7 +218,9 @@ CREATE FUNCTION @schema@.rate_limit_window_give(text, text, int4, float8, float8
 RETURNS TABLE (value float8, ts timestamptz, paused timestamptz, slots float8[], ahead float8[], at timestamptz, made boolean) LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 BEGIN
-RETURN QUERY INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts, ahead)
+RETURN QUERY
+-- sql/plain/window/give.sql
+INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts, ahead)
 VALUES ($1::text, $2::text, $3::int4, $4::float8,
 	date_bin($6::float8 * interval '1 microsecond', coalesce($7::timestamptz, clock_timestamp()), $8::timestamptz),
 	array[0, tstzrange_subdiff(coalesce($7::timestamptz, clock_timestamp()), '2000-01-01 00:00:00+00'::timestamptz)])
@@ -226,6 +240,7 @@ $body$;
 CREATE FUNCTION @schema@.rate_limit_put(text, text, int4, float8, timestamptz, timestamptz, float8[])
 RETURNS void LANGUAGE plpgsql AS $body$
 BEGIN
+-- sql/common/put.sql
 INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts, paused, slots)
 VALUES ($1::text, $2::text, $3::int4, $4::float8, $5::timestamptz, $6::timestamptz, $7::float8[])
 ON CONFLICT (name, key, shard) DO UPDATE
@@ -237,7 +252,9 @@ CREATE FUNCTION @schema@.rate_limit_touch(text, text, int4, float8, float8, time
 RETURNS TABLE (value float8, ts timestamptz, paused timestamptz, slots float8[], ahead float8[], at timestamptz, made boolean) LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 BEGIN
-RETURN QUERY INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts, slots)
+RETURN QUERY
+-- sql/plain/common/touch.sql
+INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts, slots)
 VALUES ($1::text, $2::text, $3::int4, $4::float8,
 	date_bin($5::float8 * interval '1 microsecond', coalesce($6::timestamptz, clock_timestamp()), $7::timestamptz), $8::float8[])
 ON CONFLICT (name, key, shard) DO UPDATE SET value = r.value
@@ -250,7 +267,9 @@ CREATE FUNCTION @schema@.rate_limit_permit_take(text, text, int4, float8, timest
 RETURNS TABLE (fence int8, until timestamptz, given boolean) LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 BEGIN
-RETURN QUERY INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts)
+RETURN QUERY
+-- sql/plain/inflight/permit_take_tx.sql
+INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts)
 SELECT $1::text, $2::text, $3::int4, round(date_part('epoch', coalesce($5::timestamptz, clock_timestamp())) * 1000000),
 	coalesce($5::timestamptz, clock_timestamp()) + $4::float8 * interval '1 microsecond'
 WHERE CASE WHEN NOT (pg_try_advisory_xact_lock($6::int8) OR $7::bool) THEN false
@@ -267,7 +286,9 @@ CREATE FUNCTION @schema@.rate_limit_permit_keep(text, text, int4, float8, timest
 RETURNS TABLE (fence int8, until timestamptz, given boolean) LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 BEGIN
-RETURN QUERY INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts, paused)
+RETURN QUERY
+-- sql/plain/inflight/permit_keep_tx.sql
+INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts, paused)
 SELECT $1::text, $2::text, $3::int4, 0, coalesce($5::timestamptz, clock_timestamp()),
 	coalesce($5::timestamptz, clock_timestamp()) + $4::float8 * interval '1 microsecond'
 WHERE pg_try_advisory_xact_lock($8::int8) IS NOT NULL
@@ -1958,116 +1979,15 @@ $body$;
 $functions$, '@schema@', home);
 
 	-- Only the owner may call a function until it is granted. Default privileges may have granted
-	-- some, and PostgreSQL grants all to PUBLIC, as acldefault shows.
+	-- some, and PostgreSQL grants all to PUBLIC, as acldefault shows. Down finds the functions by
+	-- their comments.
 	FOR statement IN
-		SELECT format('REVOKE ALL ON FUNCTION %s FROM %s', p.oid::regprocedure, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
-		FROM unnest(string_to_array(replace($functions$
-	@schema@.rate_limit_bucket_take(text, text, int4, float8, float8, timestamptz, float8, float8, float8, timestamptz),
-	@schema@.rate_limit_window_take(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz),
-	@schema@.rate_limit_calendar_take(text, text, int4, float8, float8, timestamptz, timestamptz[], timestamptz[], float8, float8, timestamptz, timestamptz),
-	@schema@.rate_limit_slots_take(text, text, int4, float8, float8, float8, timestamptz, timestamptz, int4, float8, timestamptz),
-	@schema@.rate_limit_bucket_give(text, text, int4, float8, float8, timestamptz, float8, float8, float8, float8, timestamptz),
-	@schema@.rate_limit_window_give(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz),
-	@schema@.rate_limit_put(text, text, int4, float8, timestamptz, timestamptz, float8[]),
-	@schema@.rate_limit_touch(text, text, int4, float8, float8, timestamptz, timestamptz, float8[]),
-	@schema@.rate_limit_permit_take(text, text, int4, float8, timestamptz, int8, boolean),
-	@schema@.rate_limit_permit_keep(text, text, int4, float8, timestamptz, int8, boolean, int8),
-	@schema@.rate_limit_micros(timestamptz),
-	@schema@.rate_limit_at(float8),
-	@schema@.rate_limit_period(@schema@.rate_limit_request),
-	@schema@.rate_limit_tick(@schema@.rate_limit_request),
-	@schema@.rate_limit_shard(@schema@.rate_limit_request),
-	@schema@.rate_limit_slack(float8, float8, float8),
-	@schema@.rate_limit_hash(bytea),
-	@schema@.rate_limit_signed(numeric),
-	@schema@.rate_limit_phase(text, text, float8),
-	@schema@.rate_limit_edge(@schema@.rate_limit_request, bigint),
-	@schema@.rate_limit_last_edge(@schema@.rate_limit_request, timestamptz),
-	@schema@.rate_limit_standing(@schema@.rate_limit_request),
-	@schema@.rate_limit_had_edge(@schema@.rate_limit_request, timestamptz),
-	@schema@.rate_limit_origin(text, text, float8, timestamptz),
-	@schema@.rate_limit_origin(@schema@.rate_limit_request, timestamptz),
-	@schema@.rate_limit_fresh(@schema@.rate_limit_request, timestamptz),
-	@schema@.rate_limit_refilled(@schema@.rate_limit_request, @schema@.rate_limit_state, timestamptz),
-	@schema@.rate_limit_reach(@schema@.rate_limit_request, timestamptz, float8),
-	@schema@.rate_limit_enough(@schema@.rate_limit_request, @schema@.rate_limit_state, float8, float8),
-	@schema@.rate_limit_ready(@schema@.rate_limit_request, @schema@.rate_limit_state, timestamptz, float8, float8),
-	@schema@.rate_limit_less(@schema@.rate_limit_request, @schema@.rate_limit_state, timestamptz, float8, float8),
-	@schema@.rate_limit_spent(@schema@.rate_limit_request, @schema@.rate_limit_state, float8, bigint),
-	@schema@.rate_limit_due(@schema@.rate_limit_request, @schema@.rate_limit_state, timestamptz, float8),
-	@schema@.rate_limit_slid(@schema@.rate_limit_request, @schema@.rate_limit_state, timestamptz),
-	@schema@.rate_limit_valued(@schema@.rate_limit_request, @schema@.rate_limit_state),
-	@schema@.rate_limit_delayed(@schema@.rate_limit_request, float8),
-	@schema@.rate_limit_slot(@schema@.rate_limit_request, @schema@.rate_limit_state, bigint, float8),
-	@schema@.rate_limit_moved(float8[], bigint, float8),
-	@schema@.rate_limit_first(@schema@.rate_limit_state, float8, float8, float8, bigint),
-	@schema@.rate_limit_unpaused(@schema@.rate_limit_state, timestamptz),
-	@schema@.rate_limit_adopted(@schema@.rate_limit_request, @schema@.rate_limit_state),
-	@schema@.rate_limit_spread(@schema@.rate_limit_request, @schema@.rate_limit_state[], timestamptz, float8),
-	@schema@.rate_limit_drawn(@schema@.rate_limit_request, float8[], float8),
-	@schema@.rate_limit_level(@schema@.rate_limit_request, float8[], float8),
-	@schema@.rate_limit_wait(@schema@.rate_limit_request, @schema@.rate_limit_state[], timestamptz, float8),
-	@schema@.rate_limit_told(@schema@.rate_limit_request, boolean, @schema@.rate_limit_state[], timestamptz, timestamptz),
-	@schema@.rate_limit_edges(@schema@.rate_limit_request),
-	@schema@.rate_limit_try(@schema@.rate_limit_request, integer, float8, boolean),
-	@schema@.rate_limit_try_apart(@schema@.rate_limit_request, integer, boolean),
-	@schema@.rate_limit_locked(@schema@.rate_limit_request, integer),
-	@schema@.rate_limit_seen(@schema@.rate_limit_request),
-	@schema@.rate_limit_found(@schema@.rate_limit_request, @schema@.rate_limit_state[], timestamptz, float8, boolean),
-	@schema@.rate_limit_lowest(@schema@.rate_limit_request, float8),
-	@schema@.rate_limit_fullest(@schema@.rate_limit_request, @schema@.rate_limit_state[], timestamptz),
-	@schema@.rate_limit_counted(@schema@.rate_limit_request, @schema@.rate_limit_state, float8, timestamptz),
-	@schema@.rate_limit_taken(@schema@.rate_limit_request, float8[], float8, boolean, @schema@.rate_limit_state[]),
-	@schema@.rate_limit_fault(@schema@.rate_limit_request),
-	@schema@.rate_limit_sound(text, @schema@.rate_limit_request),
-	@schema@.rate_limit_call(text, @schema@.rate_limit_request),
-	@schema@.rate_limit_back(text, @schema@.rate_limit_request, float8, timestamptz),
-	@schema@.rate_limit_unslotted(@schema@.rate_limit_request, @schema@.rate_limit_state, float8, float8[], timestamptz, timestamptz),
-	@schema@.rate_limit_outweighs(@schema@.rate_limit_result, @schema@.rate_limit_result),
-	@schema@.rate_limit_merged(text, @schema@.rate_limit_request[]),
-	@schema@.rate_limit_each(text, @schema@.rate_limit_request[]),
-	@schema@.rate_limit_calls(text, @schema@.rate_limit_request[]),
-	@schema@.rate_limit_or_raise(@schema@.rate_limit_result, text),
-	@schema@.rate_limit_named(text, text, float8, float8),
-	@schema@.rate_limit_named_permits(text, text),
-	@schema@.rate_limit_requests(text[], text[], float8[], float8[]),
-	@schema@.rate_limit_lock(text, text, text, integer),
-	@schema@.rate_limit_allow(text, text, float8, interval, float8, float8, text, timestamptz, float8),
-	@schema@.rate_limit_take(text, text, float8, interval, float8, float8, text, timestamptz, text, float8),
-	@schema@.rate_limit_reserve(text, text, float8, interval, float8, float8, float8, text, timestamptz),
-	@schema@.rate_limit_check(text, text, float8, interval, float8, float8, text, timestamptz, boolean, float8, float8),
-	@schema@.rate_limit_credit(text, text, float8, interval, float8, float8, text, timestamptz),
-	@schema@.rate_limit_settle(text, text, float8, interval, float8, float8, float8, text, timestamptz),
-	@schema@.rate_limit_request(text, text, float8, interval, float8, float8, text, timestamptz, float8, float8),
-	@schema@.rate_limit_allow_all(@schema@.rate_limit_request[]),
-	@schema@.rate_limit_take_all(@schema@.rate_limit_request[]),
-	@schema@.rate_limit_reserve_all(@schema@.rate_limit_request[]),
-	@schema@.rate_limit_check_all(@schema@.rate_limit_request[], boolean),
-	@schema@.rate_limit_change(@schema@.rate_limit_request, @schema@.rate_limit_request),
-	@schema@.rate_limit_acquire(text, text, integer, interval),
-	@schema@.rate_limit_renew(text, text, integer, bigint, interval),
-	@schema@.rate_limit_release(text, text, integer, bigint),
-	@schema@.rate_limit_acquire_n(text, text, integer, integer, interval),
-	@schema@.rate_limit_renew_n(text, text, integer[], bigint[], interval),
-	@schema@.rate_limit_release_n(text, text, integer[], bigint[]),
-	@schema@.rate_limit_allow(text, text, float8),
-	@schema@.rate_limit_take(text, text, float8),
-	@schema@.rate_limit_reserve(text, text, float8),
-	@schema@.rate_limit_check(text, text, float8),
-	@schema@.rate_limit_check_reserve(text, text, float8),
-	@schema@.rate_limit_credit(text, text, float8),
-	@schema@.rate_limit_settle(text, text, float8, float8, timestamptz),
-	@schema@.rate_limit_acquire(text, text),
-	@schema@.rate_limit_renew(text, text, integer, bigint),
-	@schema@.rate_limit_acquire_n(text, text, integer),
-	@schema@.rate_limit_renew_n(text, text, integer[], bigint[]),
-	@schema@.rate_limit_allow_all(text[], text[], float8[], float8[]),
-	@schema@.rate_limit_take_all(text[], text[], float8[], float8[], text),
-	@schema@.rate_limit_reserve_all(text[], text[], float8[]),
-	@schema@.rate_limit_check_all(text[], text[], float8[], float8[], boolean)$functions$, '@schema@', home), E',\n')::regprocedure[]) AS f
-		JOIN pg_proc AS p ON p.oid = f
-		CROSS JOIN aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) AS a
-		WHERE a.grantee <> p.proowner
+		WITH made AS (SELECT * FROM pg_proc WHERE pronamespace = home::regnamespace AND proname ~ '^rate_limit_' AND NOT oid = ANY (before))
+		SELECT format('REVOKE ALL ON FUNCTION %s FROM %s', m.oid::regprocedure, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
+		FROM made AS m
+		CROSS JOIN aclexplode(coalesce(m.proacl, acldefault('f', m.proowner))) AS a
+		WHERE a.grantee <> m.proowner
+		UNION ALL SELECT format('COMMENT ON FUNCTION %s IS %L', oid::regprocedure, 'rate_limits: set functions') FROM made
 	LOOP
 		EXECUTE statement;
 	END LOOP;
@@ -2081,114 +2001,13 @@ $migration$;
 DO $migration$
 DECLARE
 	home text := quote_ident(coalesce((SELECT n.nspname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = to_regclass('rate_limits')), current_schema()));
+	name regprocedure;
 BEGIN
-	EXECUTE replace($functions$
-DROP FUNCTION IF EXISTS
-	@schema@.rate_limit_bucket_take(text, text, int4, float8, float8, timestamptz, float8, float8, float8, timestamptz),
-	@schema@.rate_limit_window_take(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz),
-	@schema@.rate_limit_calendar_take(text, text, int4, float8, float8, timestamptz, timestamptz[], timestamptz[], float8, float8, timestamptz, timestamptz),
-	@schema@.rate_limit_slots_take(text, text, int4, float8, float8, float8, timestamptz, timestamptz, int4, float8, timestamptz),
-	@schema@.rate_limit_bucket_give(text, text, int4, float8, float8, timestamptz, float8, float8, float8, float8, timestamptz),
-	@schema@.rate_limit_window_give(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz),
-	@schema@.rate_limit_put(text, text, int4, float8, timestamptz, timestamptz, float8[]),
-	@schema@.rate_limit_touch(text, text, int4, float8, float8, timestamptz, timestamptz, float8[]),
-	@schema@.rate_limit_permit_take(text, text, int4, float8, timestamptz, int8, boolean),
-	@schema@.rate_limit_permit_keep(text, text, int4, float8, timestamptz, int8, boolean, int8),
-	@schema@.rate_limit_micros(timestamptz),
-	@schema@.rate_limit_at(float8),
-	@schema@.rate_limit_period(@schema@.rate_limit_request),
-	@schema@.rate_limit_tick(@schema@.rate_limit_request),
-	@schema@.rate_limit_shard(@schema@.rate_limit_request),
-	@schema@.rate_limit_slack(float8, float8, float8),
-	@schema@.rate_limit_hash(bytea),
-	@schema@.rate_limit_signed(numeric),
-	@schema@.rate_limit_phase(text, text, float8),
-	@schema@.rate_limit_edge(@schema@.rate_limit_request, bigint),
-	@schema@.rate_limit_last_edge(@schema@.rate_limit_request, timestamptz),
-	@schema@.rate_limit_standing(@schema@.rate_limit_request),
-	@schema@.rate_limit_had_edge(@schema@.rate_limit_request, timestamptz),
-	@schema@.rate_limit_origin(text, text, float8, timestamptz),
-	@schema@.rate_limit_origin(@schema@.rate_limit_request, timestamptz),
-	@schema@.rate_limit_fresh(@schema@.rate_limit_request, timestamptz),
-	@schema@.rate_limit_refilled(@schema@.rate_limit_request, @schema@.rate_limit_state, timestamptz),
-	@schema@.rate_limit_reach(@schema@.rate_limit_request, timestamptz, float8),
-	@schema@.rate_limit_enough(@schema@.rate_limit_request, @schema@.rate_limit_state, float8, float8),
-	@schema@.rate_limit_ready(@schema@.rate_limit_request, @schema@.rate_limit_state, timestamptz, float8, float8),
-	@schema@.rate_limit_less(@schema@.rate_limit_request, @schema@.rate_limit_state, timestamptz, float8, float8),
-	@schema@.rate_limit_spent(@schema@.rate_limit_request, @schema@.rate_limit_state, float8, bigint),
-	@schema@.rate_limit_due(@schema@.rate_limit_request, @schema@.rate_limit_state, timestamptz, float8),
-	@schema@.rate_limit_slid(@schema@.rate_limit_request, @schema@.rate_limit_state, timestamptz),
-	@schema@.rate_limit_valued(@schema@.rate_limit_request, @schema@.rate_limit_state),
-	@schema@.rate_limit_delayed(@schema@.rate_limit_request, float8),
-	@schema@.rate_limit_slot(@schema@.rate_limit_request, @schema@.rate_limit_state, bigint, float8),
-	@schema@.rate_limit_moved(float8[], bigint, float8),
-	@schema@.rate_limit_first(@schema@.rate_limit_state, float8, float8, float8, bigint),
-	@schema@.rate_limit_unpaused(@schema@.rate_limit_state, timestamptz),
-	@schema@.rate_limit_adopted(@schema@.rate_limit_request, @schema@.rate_limit_state),
-	@schema@.rate_limit_spread(@schema@.rate_limit_request, @schema@.rate_limit_state[], timestamptz, float8),
-	@schema@.rate_limit_drawn(@schema@.rate_limit_request, float8[], float8),
-	@schema@.rate_limit_level(@schema@.rate_limit_request, float8[], float8),
-	@schema@.rate_limit_wait(@schema@.rate_limit_request, @schema@.rate_limit_state[], timestamptz, float8),
-	@schema@.rate_limit_told(@schema@.rate_limit_request, boolean, @schema@.rate_limit_state[], timestamptz, timestamptz),
-	@schema@.rate_limit_edges(@schema@.rate_limit_request),
-	@schema@.rate_limit_try(@schema@.rate_limit_request, integer, float8, boolean),
-	@schema@.rate_limit_try_apart(@schema@.rate_limit_request, integer, boolean),
-	@schema@.rate_limit_locked(@schema@.rate_limit_request, integer),
-	@schema@.rate_limit_seen(@schema@.rate_limit_request),
-	@schema@.rate_limit_found(@schema@.rate_limit_request, @schema@.rate_limit_state[], timestamptz, float8, boolean),
-	@schema@.rate_limit_lowest(@schema@.rate_limit_request, float8),
-	@schema@.rate_limit_fullest(@schema@.rate_limit_request, @schema@.rate_limit_state[], timestamptz),
-	@schema@.rate_limit_counted(@schema@.rate_limit_request, @schema@.rate_limit_state, float8, timestamptz),
-	@schema@.rate_limit_taken(@schema@.rate_limit_request, float8[], float8, boolean, @schema@.rate_limit_state[]),
-	@schema@.rate_limit_fault(@schema@.rate_limit_request),
-	@schema@.rate_limit_sound(text, @schema@.rate_limit_request),
-	@schema@.rate_limit_call(text, @schema@.rate_limit_request),
-	@schema@.rate_limit_back(text, @schema@.rate_limit_request, float8, timestamptz),
-	@schema@.rate_limit_unslotted(@schema@.rate_limit_request, @schema@.rate_limit_state, float8, float8[], timestamptz, timestamptz),
-	@schema@.rate_limit_outweighs(@schema@.rate_limit_result, @schema@.rate_limit_result),
-	@schema@.rate_limit_merged(text, @schema@.rate_limit_request[]),
-	@schema@.rate_limit_each(text, @schema@.rate_limit_request[]),
-	@schema@.rate_limit_calls(text, @schema@.rate_limit_request[]),
-	@schema@.rate_limit_or_raise(@schema@.rate_limit_result, text),
-	@schema@.rate_limit_named(text, text, float8, float8),
-	@schema@.rate_limit_named_permits(text, text),
-	@schema@.rate_limit_requests(text[], text[], float8[], float8[]),
-	@schema@.rate_limit_lock(text, text, text, integer),
-	@schema@.rate_limit_allow(text, text, float8, interval, float8, float8, text, timestamptz, float8),
-	@schema@.rate_limit_take(text, text, float8, interval, float8, float8, text, timestamptz, text, float8),
-	@schema@.rate_limit_reserve(text, text, float8, interval, float8, float8, float8, text, timestamptz),
-	@schema@.rate_limit_check(text, text, float8, interval, float8, float8, text, timestamptz, boolean, float8, float8),
-	@schema@.rate_limit_credit(text, text, float8, interval, float8, float8, text, timestamptz),
-	@schema@.rate_limit_settle(text, text, float8, interval, float8, float8, float8, text, timestamptz),
-	@schema@.rate_limit_request(text, text, float8, interval, float8, float8, text, timestamptz, float8, float8),
-	@schema@.rate_limit_allow_all(@schema@.rate_limit_request[]),
-	@schema@.rate_limit_take_all(@schema@.rate_limit_request[]),
-	@schema@.rate_limit_reserve_all(@schema@.rate_limit_request[]),
-	@schema@.rate_limit_check_all(@schema@.rate_limit_request[], boolean),
-	@schema@.rate_limit_change(@schema@.rate_limit_request, @schema@.rate_limit_request),
-	@schema@.rate_limit_acquire(text, text, integer, interval),
-	@schema@.rate_limit_renew(text, text, integer, bigint, interval),
-	@schema@.rate_limit_release(text, text, integer, bigint),
-	@schema@.rate_limit_acquire_n(text, text, integer, integer, interval),
-	@schema@.rate_limit_renew_n(text, text, integer[], bigint[], interval),
-	@schema@.rate_limit_release_n(text, text, integer[], bigint[]),
-	@schema@.rate_limit_allow(text, text, float8),
-	@schema@.rate_limit_take(text, text, float8),
-	@schema@.rate_limit_reserve(text, text, float8),
-	@schema@.rate_limit_check(text, text, float8),
-	@schema@.rate_limit_check_reserve(text, text, float8),
-	@schema@.rate_limit_credit(text, text, float8),
-	@schema@.rate_limit_settle(text, text, float8, float8, timestamptz),
-	@schema@.rate_limit_acquire(text, text),
-	@schema@.rate_limit_renew(text, text, integer, bigint),
-	@schema@.rate_limit_acquire_n(text, text, integer),
-	@schema@.rate_limit_renew_n(text, text, integer[], bigint[]),
-	@schema@.rate_limit_allow_all(text[], text[], float8[], float8[]),
-	@schema@.rate_limit_take_all(text[], text[], float8[], float8[], text),
-	@schema@.rate_limit_reserve_all(text[], text[], float8[]),
-	@schema@.rate_limit_check_all(text[], text[], float8[], float8[], boolean);
-DROP TYPE IF EXISTS @schema@.rate_limit_result, @schema@.rate_limit_request, @schema@.rate_limit_state, @schema@.rate_limit_permit, @schema@.rate_limit_permits;
-$functions$, '@schema@', home);
+	FOR name IN SELECT oid FROM pg_proc WHERE pronamespace = to_regnamespace(home) AND obj_description(oid, 'pg_proc') = 'rate_limits: set functions' LOOP
+		EXECUTE format('DROP FUNCTION %s', name);
+	END LOOP;
+	EXECUTE replace('DROP TYPE IF EXISTS @schema@.rate_limit_result, @schema@.rate_limit_request, @schema@.rate_limit_state, @schema@.rate_limit_permit, @schema@.rate_limit_permits',
+		'@schema@', home);
 END
 $migration$;
 -- +goose StatementEnd

@@ -61,13 +61,19 @@ func (m *memory) returned() int {
 	return len(m.back)
 }
 
+// demand is that of one call.
+func demand(t *testing.T, r ratelimit.Request) *decide.Demand {
+	t.Helper()
+	call, err := decide.New(false, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &call.Demands[0]
+}
+
 func (m *memory) of(limit ratelimit.Limit) *escrow.Entry {
 	m.t.Helper()
-	call, err := decide.New(false, limit.For("k"))
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	h := m.FindOrAdd(&call.Demands[0])
+	h := m.FindOrAdd(demand(m.t, limit.For("k")))
 	if h == nil {
 		m.t.Fatal("nothing can be taken ahead")
 	}
@@ -137,11 +143,7 @@ func TestTakeKnowsOneDefinition(t *testing.T) {
 	}
 	for _, own := range []ratelimit.Limit{struct{ *ratelimit.TokenBucket }{&plain}, incomparable{TokenBucket: plain}} {
 		request := &ratelimit.Request{Limit: own, Key: "own", Count: 1}
-		call, err := decide.New(false, *request)
-		if err != nil {
-			t.Fatal(err)
-		}
-		m.FindOrAdd(&call.Demands[0])
+		m.FindOrAdd(demand(t, *request))
 		if m.Find(request) != nil {
 			t.Errorf("a limit of the type %T is known", own)
 		}
@@ -278,12 +280,8 @@ func TestArrivedLate(t *testing.T) {
 		Lasts: time.Second, Prefetch: func(*escrow.Entry) {},
 		GiveBack: func(r []escrow.Return) { returned.Add(int64(r[0].Count)) },
 	})
-	call, err := decide.New(false, plain.For("k"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, late := range []time.Duration{2 * time.Second, 0} {
-		e := m.FindOrAdd(&call.Demands[0])
+		e := m.FindOrAdd(demand(t, plain.For("k")))
 		e.CountDemand(100, 1)
 		e.Contended()
 		o := e.Plan(0, 1)
@@ -328,11 +326,7 @@ func TestOrder(t *testing.T) {
 	}
 	tight := plain
 	tight.Capacity = 100
-	call, err := decide.New(false, tight.For("tight"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if h := m.FindOrAdd(&call.Demands[0]); h.CanPrefetch() {
+	if h := m.FindOrAdd(demand(t, tight.For("tight"))); h.CanPrefetch() {
 		t.Error("a limit that is refilled in a second can be taken ahead from for one")
 	}
 }
@@ -534,13 +528,7 @@ func TestRefusalInAPause(t *testing.T) {
 func TestMemoryIsBounded(t *testing.T) {
 	const keys, most = 30_000, 2048 * 8
 	m := newMemory(t)
-	ask := func(i int) *escrow.Entry {
-		call, err := decide.New(false, plain.For(strconv.Itoa(i)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return m.FindOrAdd(&call.Demands[0])
-	}
+	ask := func(i int) *escrow.Entry { return m.FindOrAdd(demand(t, plain.For(strconv.Itoa(i)))) }
 	fill := func(from int) (n int) {
 		for i := range keys {
 			if h := ask(from + i); h != nil {

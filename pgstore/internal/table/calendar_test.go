@@ -23,9 +23,7 @@ func TestCalendarOfAnotherTime(t *testing.T) {
 	d := bucket.Definition(limit.Definition())
 	for name, around := range map[string]time.Time{"behind": time.Now().AddDate(-5, 0, 0), "ahead": time.Now().AddDate(5, 0, 0)} {
 		edges, had := d.Edges(around)
-		call, err := decide.New(false, limit.For(name))
-		noError(t, err)
-		change := call.Demands[0].Change(0, 0, 4)
+		change := grantOf(limit.ForN(name, 4)).Change
 		refused := func(what string) {
 			t.Helper()
 			var taken Taken

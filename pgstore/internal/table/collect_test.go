@@ -5,8 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
@@ -31,6 +29,17 @@ func (b *collectBench) op(number int, fence int64, lease time.Duration, next boo
 	op := &PermitOp{Row: decide.Row{Key: b.key, Shard: number}, Fence: fence, Lease: lease, Next: next, New: fence == 0}
 	noError(b, b.table.ChangePermits(b.Context(), b.db.Pool, []*PermitOp{op}, &b.now))
 	return op.Done
+}
+
+// inTx does the same in a transaction, and returns that and its commit.
+func (b *collectBench) inTx(number int, fence int64, lease time.Duration) (done PermitDone, commit func()) {
+	b.Helper()
+	tx, err := b.db.Pool.Begin(b.Context())
+	noError(b, err)
+	b.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	op := &PermitOp{Row: decide.Row{Key: b.key, Shard: number}, Fence: fence, Lease: lease}
+	noError(b, b.table.ChangePermitSetIn(b.Context(), tx, PermitSet{op}, &b.now))
+	return op.Done, func() { noError(b, tx.Commit(b.Context())) }
 }
 
 func (b *collectBench) take(number int) int64 {
@@ -118,12 +127,9 @@ func TestCollectPermits(t *testing.T) {
 		t.Error("what was given is taken")
 	}
 	b.collect(c, 0)
-	op := &PermitOp{Row: decide.Row{Key: b.key, Shard: 2}, Fence: fences[2]}
-	err := pgx.BeginFunc(t.Context(), b.db.Pool, func(tx pgx.Tx) error {
-		return b.table.ChangePermitSetIn(t.Context(), tx, PermitSet{op}, &b.now)
-	})
-	if err != nil || !op.Done.Given {
-		t.Errorf("got %+v and %v, want what a transaction releases to be given", op.Done, err)
+	done, commit := b.inTx(2, fences[2], 0)
+	if commit(); !done.Given {
+		t.Errorf("got %+v, want what a transaction releases to be given", done)
 	}
 	turn := c.Turn
 	b.collect(c, 3)
@@ -153,19 +159,16 @@ func TestCollectPermitsBesideATransaction(t *testing.T) {
 	c := &Collection{Key: b.key, Limit: 2, Wanted: 1, Lease: time.Minute}
 	b.collect(c, 0)
 	turn := c.Turn
-	tx, err := b.db.Pool.Begin(t.Context())
-	noError(t, err)
-	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-	op := &PermitOp{Row: decide.Row{Key: b.key, Shard: 0}, Fence: first}
-	if err := b.table.ChangePermitSetIn(t.Context(), tx, PermitSet{op}, &b.now); err != nil || !op.Done.Given {
-		t.Fatalf("got %+v and %v", op.Done, err)
+	done, commit := b.inTx(0, first, 0)
+	if !done.Given {
+		t.Fatalf("got %+v", done)
 	}
 	b.op(1, second, 0, false)
 	b.collect(c, 1)
 	if left, err := b.table.AbandonPermits(t.Context(), b.db.Pool, b.key, turn); err != nil || left != 1 {
 		t.Errorf("%d are left, and %v, want the one that is locked", left, err)
 	}
-	noError(t, tx.Commit(t.Context()))
+	commit()
 	b.wantHeld(2)
 	b.abandon(turn)
 	b.wantHeld(1)
@@ -179,16 +182,13 @@ func TestCollectPermitsAfterOneThatWasGivenTooMany(t *testing.T) {
 	c := &Collection{Key: b.key, Limit: 3, Wanted: 1, Lease: time.Minute}
 	b.collect(c, 0)
 	turn := c.Turn
-	tx, err := b.db.Pool.Begin(t.Context())
-	noError(t, err)
-	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-	op := &PermitOp{Row: decide.Row{Key: b.key, Shard: 0}, Fence: fences[0]}
-	if err := b.table.ChangePermitSetIn(t.Context(), tx, PermitSet{op}, &b.now); err != nil || !op.Done.Given {
-		t.Fatalf("got %+v and %v", op.Done, err)
+	done, commit := b.inTx(0, fences[0], 0)
+	if !done.Given {
+		t.Fatalf("got %+v", done)
 	}
 	b.op(1, fences[1], 0, false)
 	b.collect(c, 1)
-	noError(t, tx.Commit(t.Context()))
+	commit()
 	b.now = b.now.Add(3 * time.Millisecond) // the turn is nobody's for as long as it was
 	next := &Collection{Key: b.key, Limit: 3, Wanted: 2, Lease: time.Minute}
 	b.collect(next, 0)
@@ -203,12 +203,8 @@ func TestCollectPermitsAfterOneThatWasGivenTooMany(t *testing.T) {
 func TestCollectPermitsBesideOneThatIsBeingMade(t *testing.T) {
 	b := newCollectBench(t)
 	held := b.take(1)
-	tx, err := b.db.Pool.Begin(t.Context())
-	noError(t, err)
-	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-	op := &PermitOp{Row: decide.Row{Key: b.key, Shard: 2}, Lease: time.Minute}
-	if err := b.table.ChangePermitSetIn(t.Context(), tx, PermitSet{op}, &b.now); err != nil || !op.Done.OK {
-		t.Fatalf("got %+v and %v", op.Done, err)
+	if done, _ := b.inTx(2, 0, time.Minute); !done.OK {
+		t.Fatalf("got %+v", done)
 	}
 	c := &Collection{Key: b.key, Limit: 5, Wanted: 4, Lease: time.Minute}
 	b.collect(c, 0)

@@ -2,7 +2,6 @@ package table
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -13,8 +12,6 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
-
-	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
 // decision is one on rows of a limit's keys, of which none is missing.
@@ -89,70 +86,6 @@ func TestDecide(t *testing.T) {
 				}
 			})
 		}
-	}
-}
-
-// A row that another transaction has locked is not found, and what is decided on another is written; if
-// it is awaited, the error is lock_not_available, or it is found when it is free.
-func TestDecidePassesOver(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	db, now := pgtest.New(t), quarterPast
-	table := New(db.Schema, false, time.Second)
-	d := decision(ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Minute}, "a", "b")
-	putAll(t, db, table, []Grant{{Change: decide.Change{Row: d.Rows[0]}}, {Change: decide.Change{Row: d.Rows[1]}}},
-		[]bucket.State{{Value: 10, TS: now}, {Value: 10, TS: now}})
-	unlock := lockRow(t, db, table, d.Rows[0])
-	var found []bool
-	d.Decide = spend(1, &found)
-	if err := table.Decider().Decide(t.Context(), db.Pool, d, &now); err != nil || !slices.Equal(found, []bool{false, true}) {
-		t.Errorf("found %v, %v, want the other one", found, err)
-	}
-	if got := valuesOf(t, db, table, d); !slices.Equal(got, []float64{10, 9}) {
-		t.Errorf("got %v, want 10 and 9", got)
-	}
-	d.Await, found = &d.Rows[0], nil
-	if err := table.Decider().Decide(t.Context(), db.Pool, d, &now); conn.Code(err) != conn.LockNotAvailable || found != nil {
-		t.Errorf("waiting: %v, want lock_not_available", err)
-	}
-	ended := make(chan error)
-	go func() { ended <- table.Decider().Decide(t.Context(), db.Pool, d, &now) }()
-	unlock()
-	if err := <-ended; err != nil || !slices.Equal(found, []bool{true, true}) {
-		t.Errorf("found %v, %v, want both", found, err)
-	}
-}
-
-// Of missing rows that another transaction has made and not committed the decision tells, and makes
-// the others.
-func TestDecideMissing(t *testing.T) {
-	db, now := pgtest.New(t), quarterPast
-	table := New(db.Schema, false, time.Second)
-	keys := make([]string, 9)
-	for i := range keys {
-		keys[i] = fmt.Sprint(i)
-	}
-	d := decision(ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Minute}, keys...)
-	tx, err := db.Pool.Begin(t.Context())
-	noError(t, err)
-	var batch pgx.Batch
-	for _, i := range []int{2, 7} {
-		table.QueuePut(&batch, d.Rows[i], bucket.State{Value: 1, TS: now})
-	}
-	noError(t, tx.SendBatch(t.Context(), &batch).Close())
-	var (
-		locked []string
-		found  []bool
-	)
-	d.Missing, d.Decide = d.Rows, spend(1, &found)
-	d.OnLocked = func(row decide.Row) { locked = append(locked, row.Key.Key) }
-	noError(t, table.Decider().Decide(t.Context(), db.Pool, d, &now))
-	noError(t, tx.Rollback(t.Context()))
-	if !slices.Equal(locked, []string{"2", "7"}) {
-		t.Errorf("told of %v, want 2 and 7", locked)
-	}
-	if got, want := valuesOf(t, db, table, d), []float64{9, 9, -1, 9, 9, 9, 9, -1, 9}; !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
 	}
 }
 

@@ -44,18 +44,15 @@ func newDisk(t *testing.T, mode pgx.QueryExecMode) *disk {
 	config.ConnConfig.RuntimeParams["search_path"] = db.Schema + ", pg_catalog"
 	config.ConnConfig.DefaultQueryExecMode, config.MaxConns = mode, 1
 	var err error
-	if d.pool, err = pgxpool.NewWithConfig(t.Context(), config); err != nil {
-		t.Fatal(err)
-	}
+	d.pool, err = pgxpool.NewWithConfig(t.Context(), config)
+	noError(t, err)
 	t.Cleanup(d.pool.Close)
 	return d
 }
 
 func (d *disk) exec(sql string) {
 	d.t.Helper()
-	if _, err := d.Pool.Exec(context.Background(), sql); err != nil {
-		d.t.Fatal(err)
-	}
+	noError(d.t, errOf(d.Pool.Exec(context.Background(), sql)))
 }
 
 // message has the message do what a statement does.
@@ -76,6 +73,13 @@ func (d *disk) take(pipelined bool) (Taken, error) {
 	return grants[0].Taken, err
 }
 
+func (d *disk) mustTake(pipelined bool) {
+	d.t.Helper()
+	if taken, err := d.take(pipelined); err != nil || !taken.OK {
+		d.t.Fatal(taken, err)
+	}
+}
+
 // TestTurnFreesItsRowEarly: those behind a transaction in line have the row before it is on disk,
 // and its callers have their answer after that.
 func TestTurnFreesItsRowEarly(t *testing.T) {
@@ -85,9 +89,7 @@ func TestTurnFreesItsRowEarly(t *testing.T) {
 			t.Run(fmt.Sprint(mode, pipelined), func(t *testing.T) {
 				t.Parallel()
 				d := newDisk(t, mode)
-				if taken, err := d.take(pipelined); err != nil || !taken.OK {
-					t.Fatal(taken, err)
-				}
+				d.mustTake(pipelined)
 				d.exec("TRUNCATE " + d.Schema + ".noted")
 				tx, err := d.Pool.Begin(t.Context())
 				noError(t, err)
@@ -135,9 +137,7 @@ func TestTurnWithoutMessages(t *testing.T) {
 				if before {
 					d.message(refuse)
 				}
-				if taken, err := d.take(pipelined); err != nil || !taken.OK {
-					t.Fatal(taken, err)
-				}
+				d.mustTake(pipelined)
 				left := 93
 				if !before {
 					d.message(refuse)
@@ -164,14 +164,10 @@ func TestTurnRemembersADenial(t *testing.T) {
 			t.Parallel()
 			d := newDisk(t, pgx.QueryExecModeCacheStatement)
 			d.message("RAISE SQLSTATE '" + code + "'")
-			if taken, err := d.take(true); err != nil || !taken.OK {
-				t.Fatal(taken, err)
-			}
+			d.mustTake(true)
 			d.message(d.noted())
 			d.exec("TRUNCATE " + d.Schema + ".noted")
-			if taken, err := d.take(true); err != nil || !taken.OK {
-				t.Fatal(taken, err)
-			}
+			d.mustTake(true)
 			var noted bool
 			if err := d.Pool.QueryRow(t.Context(), "SELECT count(*) > 0 FROM "+d.Schema+".noted WHERE by = 'message'").Scan(&noted); err != nil || noted != early {
 				t.Errorf("then a row is freed early: %v, %v, want %v", noted, err, early)
@@ -217,9 +213,7 @@ func TestTurnOutlivesTheServer(t *testing.T) {
 	}
 	d.message(d.noted())
 	d.exec("TRUNCATE " + d.Schema + ".noted")
-	if taken, err := d.take(true); err != nil || !taken.OK {
-		t.Error(taken, err)
-	}
+	d.mustTake(true)
 	var noted int
 	if err := d.Pool.QueryRow(t.Context(), "SELECT count(*) FROM "+d.Schema+".noted WHERE by = 'message'").Scan(&noted); err != nil || noted != 1 {
 		t.Errorf("%d messages, %v, want 1", noted, err)

@@ -3,8 +3,10 @@ package table
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -59,6 +61,12 @@ func randomSlots(random *rand.Rand, d bucket.Definition) bucket.State {
 	return state
 }
 
+// grantOf is a grant to one call.
+func grantOf(r ratelimit.Request) Grant {
+	d := bucket.Definition(r.Limit.Definition())
+	return Grant{Change: decide.Change{Row: decide.Row{Key: decide.Key{Name: d.Name, Key: r.Key}}, Definition: d, Count: r.Count}, Need: r.Count}
+}
+
 // putAll writes the rows of grants.
 func putAll(t *testing.T, db *pgtest.DB, table *Table, grants []Grant, states []bucket.State) {
 	t.Helper()
@@ -69,39 +77,72 @@ func putAll(t *testing.T, db *pgtest.DB, table *Table, grants []Grant, states []
 	noError(t, db.Pool.SendBatch(t.Context(), &batch).Close())
 }
 
-// TestGrantAgrees: what groups take in one statement, or one group in one of its
-// own, is what the algebra takes, for each kind and for both at once.
+// TestGrantAgrees: what groups take in one statement, or one group in one of its own, is what the
+// algebra takes, for each kind and for several at once. A paused row grants nothing. A grant prefetches
+// what it said, or half of what is left if that is less. Only rows of those that prefetch are marked.
 func TestGrantAgrees(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	table, now := New(db.Schema, false, time.Second), quarterPast
-	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute, Capacity: 20, MaxReserved: 15}
+	db, now := pgtest.New(t), quarterPast
+	tokens := ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute, Capacity: 20, MaxReserved: 15}
 	window := ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute, Capacity: 20, MaxReserved: 15}
 	sliding := ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Minute, Slots: 6}
-	random := rand.New(rand.NewPCG(3, 14))
-	outcomes := make(map[bool]int)
 	quota := ratelimit.FixedWindow{Name: "quota", Rate: 7, Every: ratelimit.Day, Zone: "Asia/Tokyo", Capacity: 20, MaxReserved: 15}
-	for _, limits := range [][]ratelimit.Limit{{bucket}, {window}, {sliding}, {quota}, {bucket, window}, {bucket, window, sliding, quota}} {
+	random := rand.New(rand.NewPCG(3, 14))
+	outcomes := make(map[string]int)
+	plain, distributed := New(db.Schema, false, time.Second), New(db.Schema, true, time.Second)
+	for _, test := range []struct {
+		table  *Table
+		rows   int
+		limits []ratelimit.Limit
+	}{
+		{plain, 5, []ratelimit.Limit{tokens}},
+		{plain, 5, []ratelimit.Limit{window}},
+		{plain, 5, []ratelimit.Limit{sliding}},
+		{plain, 5, []ratelimit.Limit{quota}},
+		{plain, 5, []ratelimit.Limit{tokens, window}},
+		{plain, 5, []ratelimit.Limit{tokens, window, sliding, quota}},
+		{distributed, 1, []ratelimit.Limit{tokens, window, quota}},
+	} {
 		for n := range 100 {
-			grants, before := randomGrants(t, random, limits, 1+n%5)
-			putAll(t, db, table, grants, before)
-			noError(t, table.Decider().Grant(t.Context(), db.Pool, grants, false, &now))
+			grants, before := randomGrants(t, random, test.limits, 1+n%test.rows)
+			for i := range grants {
+				if random.IntN(4) == 0 { // a pause that is over now, or a microsecond later
+					before[i].Paused = now.Add(time.Duration(random.IntN(2)) * time.Microsecond)
+				}
+				g := &grants[i]
+				if g.Before, g.Past = before[i], now; random.IntN(2) > 0 {
+					g.Lasts, g.Lowered, g.Prefetch = time.Second, g.Definition.Capacity, float64(random.IntN(8))
+				}
+			}
+			noError(t, errOf(db.Pool.Exec(t.Context(), "DELETE FROM "+db.Schema+".rate_limits"))) // of which something is out
+			putAll(t, db, test.table, grants, before)
+			noError(t, test.table.Decider().Grant(t.Context(), db.Pool, grants, false, &now))
+			marked, ahead := 0, 0
+			noError(t, db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM "+db.Schema+".rate_limits WHERE ahead IS NOT NULL").Scan(&marked))
 			for i := range grants {
 				g := &grants[i]
 				want, ok := g.Definition.Take(before[i], now, g.Count, g.Floor)
-				if got := g.Taken; got.OK != ok || ok && (got.After.Value != want.Value || !got.After.TS.Equal(want.TS) || !reflect.DeepEqual(got.After.Slots, want.Slots)) {
-					t.Fatalf("%v of a %s with %v: got %v, want %v %v", g.Count, g.Definition.Name, before[i], got, want, ok)
+				ok = ok && !before[i].Paused.After(now)
+				more := max(0, min(g.Prefetch, want.Value/2, g.Definition.Capacity/2))
+				want = g.Definition.Spend(want, now, more)
+				if got := g.Taken; got.OK != ok || ok && (got.Prefetched != more || got.After.Value != want.Value || !got.After.TS.Equal(want.TS) || !reflect.DeepEqual(got.After.Slots, want.Slots)) {
+					t.Fatalf("%v and %v besides of a %s with %v: got %+v, want %v, %v and %v", g.Count, g.Prefetch, g.Name, before[i], got, want, more, ok)
 				}
-				waited := grantInTurnTo(t, db, table, g, before[i], now)
-				if waited.OK != ok || ok && (waited.After.Value != want.Value || !waited.After.TS.Equal(want.TS)) {
-					t.Fatalf("%v of a %s with %v, in turn: got %v, want %v %v", g.Count, g.Definition.Name, before[i], waited, want, ok)
+				if waited := grantInTurnTo(t, db, test.table, g, before[i], now); waited.OK != ok || ok && waited.After.Value != want.Value+more {
+					t.Fatalf("%v of a %s with %v, in turn: got %v, want %v %v", g.Count, g.Name, before[i], waited, want, ok)
 				}
-				outcomes[ok]++
+				outcomes[fmt.Sprint(ok, ok && g.Lasts > 0, ok && more > 0, ok && more == g.Prefetch)]++
+				if ok && g.Lasts > 0 {
+					ahead++
+				}
+			}
+			if marked != ahead {
+				t.Fatalf("%d rows are marked, want %d", marked, ahead)
 			}
 		}
 	}
-	if outcomes[true] < 100 || outcomes[false] < 100 {
-		t.Errorf("%d taken and %d refused, so this test tells little", outcomes[true], outcomes[false])
+	if len(outcomes) != 6 || slices.Min(slices.Collect(maps.Values(outcomes))) < 20 {
+		t.Errorf("%v, so this test tells little", outcomes)
 	}
 }
 
@@ -112,48 +153,6 @@ func grantInTurnTo(t *testing.T, db *pgtest.DB, table *Table, g *Grant, before b
 	putAll(t, db, table, again, []bucket.State{before})
 	noError(t, table.Decider().Grant(t.Context(), db.Pool, again, true, &now))
 	return again[0].Taken
-}
-
-// TestGrantHeedsPauses: a row that is paused grants nothing, alone and among others;
-// one whose pause is over does.
-func TestGrantHeedsPauses(t *testing.T) {
-	db := pgtest.New(t)
-	table := New(db.Schema, false, time.Second)
-	for _, limit := range []ratelimit.Limit{
-		ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute},
-		ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute},
-		ratelimit.SlidingWindow{Name: "sliding", Rate: 7, Period: time.Minute},
-	} {
-		for rows := 1; rows <= 2; rows++ {
-			for lasts, want := range map[time.Duration]bool{0: true, time.Microsecond: false} {
-				for _, ok := range grantPaused(t, db, table, limit, rows, lasts) {
-					if ok != want {
-						t.Errorf("%s, %d rows, paused for another %v: got OK %v, want %v", limit.Definition().Name, rows, lasts, ok, want)
-					}
-				}
-			}
-		}
-	}
-}
-
-// grantPaused asks rows, whose pause lasts so much longer, for a token of five each.
-func grantPaused(t *testing.T, db *pgtest.DB, table *Table, limit ratelimit.Limit, rows int, lasts time.Duration) (oks []bool) {
-	t.Helper()
-	grants, states, now := make([]Grant, rows), make([]bucket.State, rows), quarterPast
-	for i := range grants {
-		call, err := decide.New(true, limit.For(fmt.Sprint(i)))
-		noError(t, err)
-		grants[i] = Grant{Change: call.Demands[0].Change(0, 0, 1), Need: 1}
-		d := &grants[i].Definition
-		states[i] = d.Spend(d.Fresh("k", now), now, 2)
-		states[i].Paused = now.Add(lasts)
-	}
-	putAll(t, db, table, grants, states)
-	noError(t, table.Decider().Grant(t.Context(), db.Pool, grants, false, &now))
-	for i := range grants {
-		oks = append(oks, grants[i].Taken.OK)
-	}
-	return oks
 }
 
 // TestGrantPassesOver: a row that another transaction has locked grants nothing, and the others
@@ -173,9 +172,7 @@ func TestGrantPassesOver(t *testing.T) {
 			n := 1 + kinds/4
 			grants, states := make([]Grant, n), make([]bucket.State, n)
 			for i := range grants {
-				call, err := decide.New(false, limits[kinds>>i&1].For(fmt.Sprint(i)))
-				noError(t, err)
-				grants[i] = Grant{Change: call.Demands[0].Change(0, 0, 1), Need: 1}
+				grants[i] = grantOf(limits[kinds>>i&1].For(fmt.Sprint(i)))
 				states[i] = grants[i].Definition.Fresh("k", now)
 			}
 			putAll(t, db, table, grants, states)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
-	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
 
@@ -77,8 +76,7 @@ func TestGrantWithoutTurns(t *testing.T) {
 
 // prefetchingGrant takes one token of a bucket, and a few ahead.
 func prefetchingGrant() Grant {
-	d := bucket.Definition(ratelimit.TokenBucket{Name: "line", Rate: 100, Period: time.Minute}.Definition())
-	g := Grant{Change: decide.Change{Row: decide.Row{Key: decide.Key{Name: d.Name, Key: "k"}}, Definition: d, Count: 1}, Need: 1}
+	g := grantOf(ratelimit.TokenBucket{Name: "line", Rate: 100, Period: time.Minute}.For("k"))
 	g.Lasts, g.Lowered, g.Prefetch = 100*time.Millisecond, 99, 5
 	return g
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
-	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
@@ -35,11 +34,7 @@ func TestPartGrantAgrees(t *testing.T) {
 		var before []bucket.State
 		for i := range random.IntN(100) {
 			limit := limits[random.IntN(len(limits))]
-			d := bucket.Definition(limit.Definition())
-			count := d.Capacity * float64(random.IntN(12)) / 10
-			grants = append(grants, Grant{Need: count, Change: decide.Change{
-				Row: decide.Row{Key: decide.Key{Name: d.Name, Key: fmt.Sprint(i)}}, Definition: d, Count: count,
-			}})
+			grants = append(grants, grantOf(limit.ForN(fmt.Sprint(i), limit.Definition().Capacity*float64(random.IntN(12))/10)))
 		}
 		slices.SortFunc(grants, func(a, b Grant) int { return a.Compare(b.Row) })
 		noError(t, errOf(db.Pool.Exec(t.Context(), "DELETE FROM "+db.Schema+".rate_limits")))
@@ -82,9 +77,7 @@ func TestPartStatements(t *testing.T) {
 	table := New("s", true, time.Second)
 	var grants []Grant
 	for i := range 87 {
-		call, err := decide.New(false, ratelimit.TokenBucket{Name: "l", Rate: 7, Period: time.Minute}.ForN(fmt.Sprintf("%03d", i), 1))
-		noError(t, err)
-		grants = append(grants, Grant{Change: call.Demands[0].Change(0, 0, 1), Need: 1})
+		grants = append(grants, grantOf(ratelimit.TokenBucket{Name: "l", Rate: 7, Period: time.Minute}.For(fmt.Sprintf("%03d", i))))
 	}
 	var batch pgx.Batch
 	partTable{distributedTable{table}}.queueParts(&batch, grants, nil)
@@ -108,9 +101,7 @@ func TestPartWaitsShortly(t *testing.T) {
 	table := New(db.Schema, true, time.Second)
 	var grants []Grant
 	for _, key := range []string{"free", "held"} {
-		call, err := decide.New(false, ratelimit.TokenBucket{Name: "l", Rate: 7, Period: time.Minute}.For(key))
-		noError(t, err)
-		grants = append(grants, Grant{Change: call.Demands[0].Change(0, 0, 1), Need: 1})
+		grants = append(grants, grantOf(ratelimit.TokenBucket{Name: "l", Rate: 7, Period: time.Minute}.For(key)))
 	}
 	putAll(t, db, table, grants[1:], []bucket.State{grants[1].Definition.Fresh("", time.Now())})
 	tx, err := db.Pool.Begin(t.Context())

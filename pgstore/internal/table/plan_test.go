@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
-	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
 
@@ -21,19 +21,7 @@ func TestKeptPlans(t *testing.T) {
 	conn, err := db.Pool.Acquire(t.Context())
 	noError(t, err)
 	defer conn.Release()
-	exec := func(t *testing.T, sql string) string {
-		t.Helper()
-		results, err := conn.Conn().PgConn().Exec(t.Context(), sql).ReadAll() // $1 stays $1
-		if err != nil {
-			t.Fatalf("%s: %v", sql, err)
-		}
-		var lines []string
-		for _, row := range results[0].Rows {
-			lines = append(lines, string(row[0]))
-		}
-		return strings.Join(lines, "\n")
-	}
-	exec(t, "SET plan_cache_mode = force_generic_plan")
+	explain(t, conn, "SET plan_cache_mode = force_generic_plan")
 	for _, test := range []struct{ name, sql, args, want string }{
 		{"read", sql.common["read"], "('{a}', '{k}', '{0}')", "Index Scan"},
 		{"lock", sql.common["lock"], "('{a}', '{k}', '{0}')", "Index Scan"},
@@ -60,13 +48,27 @@ func TestKeptPlans(t *testing.T) {
 		{"page", sql.maintenance["page"], "('a', 'k', 0, 1000, NULL)", "Index Scan"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			exec(t, "PREPARE "+test.name+" AS "+test.sql)
-			plan := exec(t, "EXPLAIN EXECUTE "+test.name+test.args)
+			explain(t, conn, "PREPARE "+test.name+" AS "+test.sql)
+			plan := explain(t, conn, "EXPLAIN EXECUTE "+test.name+test.args)
 			if !strings.Contains(plan, test.want) || strings.Contains(plan, "Seq Scan") {
 				t.Errorf("want a %s and no Seq Scan:\n%s", test.want, plan)
 			}
 		})
 	}
+}
+
+// explain sends SQL as it is written, and returns its rows.
+func explain(t *testing.T, conn *pgxpool.Conn, sql string) string {
+	t.Helper()
+	results, err := conn.Conn().PgConn().Exec(t.Context(), sql).ReadAll() // $1 stays $1
+	if err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	var lines []string
+	for _, row := range results[0].Rows {
+		lines = append(lines, string(row[0]))
+	}
+	return strings.Join(lines, "\n")
 }
 
 // A page of a large table is read along the index, and nothing but what is on it.
@@ -85,14 +87,7 @@ func TestPageReadsNothingElse(t *testing.T) {
 		`PREPARE page AS ` + sql.maintenance["page"],
 		`EXPLAIN (ANALYZE, TIMING OFF, SUMMARY OFF, COSTS OFF) EXECUTE page('b', 'org 15', 0, 100, NULL)`,
 	} {
-		results, err := conn.Conn().PgConn().Exec(t.Context(), text).ReadAll()
-		if err != nil {
-			t.Fatalf("%s: %v", text, err)
-		}
-		plan = ""
-		for _, row := range results[0].Rows {
-			plan += string(row[0]) + "\n"
-		}
+		plan = explain(t, conn, text)
 	}
 	if strings.Count(plan, "rows=100") != 2 || !strings.Contains(plan, "Index Scan") || strings.Contains(plan, "Removed") || strings.Contains(plan, "Sort") {
 		t.Errorf("want 100 rows read along the index, and no others:\n%s", plan)
@@ -114,9 +109,7 @@ func TestGrantManyKeepsItsPlan(t *testing.T) {
 		grants := make([]Grant, n)
 		for i := range grants {
 			count := float64(i)
-			call, err := decide.New(false, ratelimit.TokenBucket{Name: "a", Rate: 1e9, Period: time.Second}.For(fmt.Sprint("k", i)))
-			noError(t, err)
-			grants[i] = Grant{Change: call.Demands[0].Change(0, 0, count), Need: count}
+			grants[i] = grantOf(ratelimit.TokenBucket{Name: "a", Rate: 1e9, Period: time.Second}.ForN(fmt.Sprint("k", i), count))
 		}
 		slices.SortFunc(grants, func(g, h Grant) int { return g.Row.Compare(h.Row) })
 		for range 50 { // of which the first five are planned anyway

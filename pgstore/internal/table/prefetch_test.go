@@ -2,9 +2,6 @@ package table
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"math/rand/v2"
 	"reflect"
 	"testing"
 	"time"
@@ -17,111 +14,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
-
-	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
-
-// What a grant prefetches is what it said, or half of what is left if that is less; and what
-// is left tells which, for each kind and for one row and several, of which some do not.
-func TestPrefetch(t *testing.T) {
-	db := pgtest.New(t)
-	now := quarterPast
-	tokens := ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute, Capacity: 20}
-	window := ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute, Capacity: 20}
-	sliding := ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Minute, Slots: 6}
-	quota := ratelimit.FixedWindow{Name: "quota", Rate: 7, Every: 2 * ratelimit.Day, Capacity: 20}
-	random := rand.New(rand.NewPCG(3, 14))
-	halves, wholes, nothing := 0, 0, 0
-	plain, distributed := New(db.Schema, false, time.Second), New(db.Schema, true, time.Second)
-	for _, test := range []struct {
-		table  *Table
-		limits []ratelimit.Limit
-		rows   int
-	}{
-		{plain, []ratelimit.Limit{tokens}, 3},
-		{plain, []ratelimit.Limit{window}, 3},
-		{plain, []ratelimit.Limit{sliding}, 3},
-		{plain, []ratelimit.Limit{quota}, 3},
-		{plain, []ratelimit.Limit{tokens, window}, 3},
-		{plain, []ratelimit.Limit{tokens, window, sliding}, 3},
-		{distributed, []ratelimit.Limit{tokens}, 1},
-		{distributed, []ratelimit.Limit{window}, 1},
-		{distributed, []ratelimit.Limit{quota}, 1},
-	} {
-		for n := range 60 {
-			grants, before := randomGrants(t, random, test.limits, 1+n%test.rows)
-			for i := range grants {
-				g := &grants[i]
-				g.Before, g.Past = before[i], now
-				if random.IntN(3) > 0 {
-					g.Lasts, g.Lowered, g.Prefetch = time.Second, g.Definition.Capacity, float64(random.IntN(8))
-				}
-			}
-			if _, err := db.Pool.Exec(t.Context(), "DELETE FROM "+db.Schema+".rate_limits"); err != nil { // of which something is out
-				t.Fatal(err)
-			}
-			putAll(t, db, test.table, grants, before)
-			noError(t, test.table.Decider().Grant(t.Context(), db.Pool, grants, false, &now))
-			for i := range grants {
-				g := &grants[i]
-				left, ok := g.Definition.Take(before[i], now, g.Count, g.Floor)
-				if g.Taken.OK != ok {
-					t.Fatalf("%v of %v: got %v, want %v", g.Count, before[i], g.Taken.OK, ok)
-				}
-				if !ok {
-					continue
-				}
-				want := max(0, min(g.Prefetch, left.Value/2, g.Definition.Capacity/2))
-				after := g.Definition.Spend(left, now, want)
-				if n := g.Taken.Prefetched; n != want || g.Taken.After.Value != left.Value-want || !g.Taken.After.TS.Equal(after.TS) || !reflect.DeepEqual(g.Taken.After.Slots, after.Slots) {
-					t.Fatalf("%v and %v besides of %v: took %v and left %v, want %v and %v", g.Count, g.Prefetch, before[i], n, g.Taken.After, want, after)
-				}
-				switch want {
-				case 0:
-					nothing++
-				case g.Prefetch:
-					wholes++
-				default:
-					halves++
-				}
-			}
-		}
-	}
-	if min(halves, wholes, nothing) < 20 {
-		t.Errorf("%d times half, %d times all and %d times nothing, so this tests little", halves, wholes, nothing)
-	}
-}
-
-// What prefetches leaves rows alone that do not, in one statement too.
-func TestPrefetchLeavesOthersAlone(t *testing.T) {
-	db := pgtest.New(t)
-	table, now := New(db.Schema, false, time.Second), quarterPast
-	for _, limit := range []ratelimit.Limit{
-		ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Minute},
-		ratelimit.SlidingWindow{Name: "sliding", Rate: 10, Period: time.Minute},
-	} {
-		var grants []Grant
-		for _, key := range []string{"a", "b"} {
-			call, err := decide.New(false, limit.For(key))
-			noError(t, err)
-			grants = append(grants, Grant{Change: call.Demands[0].Change(0, 0, 1), Need: 1})
-		}
-		grants[0].Lasts, grants[0].Lowered, grants[0].Prefetch = time.Second, 10, 2
-		d := &grants[0].Definition
-		putAll(t, db, table, grants, []bucket.State{d.Fresh("a", now), d.Fresh("b", now)})
-		if err := table.Decider().Grant(t.Context(), db.Pool, grants, false, &now); err != nil || !grants[0].Taken.OK || !grants[1].Taken.OK {
-			t.Fatal(grants, err)
-		}
-		for _, g := range grants {
-			var out *float64
-			sql := `SELECT ahead[1] FROM ` + db.Schema + `.rate_limits WHERE name = $1 AND key = $2`
-			noError(t, db.Pool.QueryRow(t.Context(), sql, g.Name, g.Key.Key).Scan(&out))
-			if (out != nil) != (g.Lasts > 0) || out != nil && *out != 2 {
-				t.Errorf("%s of %s: %v out", g.Name, g.Key.Key, out)
-			}
-		}
-	}
-}
 
 // Nothing is given back to a row that is not there, or whose slots another definition has
 // written, and neither is tried again; to one that another transaction has locked it is.
@@ -149,13 +42,11 @@ func TestReturnElsewhere(t *testing.T) {
 		if done, err := table.Return(t.Context(), db.Pool, row, &d, &r, false, &now); !done || err != nil {
 			t.Fatal(done, err)
 		}
-		rows := Rows{Rows: []decide.Row{row}}
-		noError(t, table.Read(t.Context(), db.Pool, &rows, &now))
 		want := state
 		if test.given {
 			want = d.Spend(state, now, -5)
 		}
-		if got := rows.States[0]; got.Value != want.Value || !reflect.DeepEqual(got.Slots, want.Slots) {
+		if got := read(t, db, table, row); got.Value != want.Value || !reflect.DeepEqual(got.Slots, want.Slots) {
 			t.Errorf("written %s: %v, want %v", test.key, got, want)
 		}
 	}
@@ -180,39 +71,12 @@ func TestReturnElsewhere(t *testing.T) {
 	}
 }
 
-// A grant in turn waits for its row, whether it prefetches or not; one that is not passes over.
-func TestGrantInTurnWaits(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	db, now := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.MaxConns = 12 })), quarterPast
-	table := New(db.Schema, false, time.Second)
-	for _, limit := range []ratelimit.Limit{
-		ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Minute},
-		ratelimit.FixedWindow{Name: "window", Rate: 10, Period: time.Minute},
-		ratelimit.SlidingWindow{Name: "sliding", Rate: 10, Period: time.Minute},
-	} {
-		for _, lasts := range []time.Duration{0, time.Second} {
-			t.Run(fmt.Sprint(limit.Definition().Name, lasts), func(t *testing.T) {
-				t.Parallel()
-				call, err := decide.New(false, limit.For(lasts.String()))
-				noError(t, err)
-				grants := []Grant{{Change: call.Demands[0].Change(0, 0, 1), Need: 1, Lasts: lasts, Lowered: 10, Prefetch: 1}}
-				putAll(t, db, table, grants, []bucket.State{grants[0].Definition.Fresh("", now)})
-				unlock := lockRow(t, db, table, grants[0].Row)
-				if err := table.Decider().Grant(t.Context(), db.Pool, grants, false, &now); err != nil || grants[0].Taken.OK {
-					t.Errorf("passing over: %v, %v", grants[0].Taken.OK, err)
-				}
-				begun := time.Now()
-				if err := table.Decider().Grant(t.Context(), db.Pool, grants, true, &now); conn.Code(err) != conn.LockNotAvailable || time.Since(begun) < conn.Awaited {
-					t.Errorf("after %v: %v, want lock_not_available", time.Since(begun), err)
-				}
-				unlock()
-				if err := table.Decider().Grant(t.Context(), db.Pool, grants, true, &now); err != nil || !grants[0].Taken.OK {
-					t.Errorf("when it is free: %v, %v", grants[0].Taken.OK, err)
-				}
-			})
-		}
-	}
+// read returns the state of a row.
+func read(t *testing.T, db *pgtest.DB, table *Table, row decide.Row) bucket.State {
+	t.Helper()
+	rows, now := Rows{Rows: []decide.Row{row}}, quarterPast
+	noError(t, table.Read(t.Context(), db.Pool, &rows, &now))
+	return rows.States[0]
 }
 
 // lockRow has somebody lock a row.
@@ -224,11 +88,7 @@ func lockRow(t *testing.T, db *pgtest.DB, table *Table, row decide.Row) (unlock 
 	if tag, err = tx.Exec(t.Context(), table.common["await"], row.Name, row.Key.Key, row.Shard); err != nil || tag.RowsAffected() != 1 {
 		t.Fatal(tag, err)
 	}
-	return func() {
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Error(err)
-		}
-	}
+	return func() { noError(t, tx.Rollback(t.Context())) }
 }
 
 // A return that is under way is heard to its end, however long it took to get there.
@@ -251,59 +111,7 @@ func TestReturnIsHeard(t *testing.T) {
 	if done, err := table.Return(ctx, db.Pool, row, &d, &r, false, &now); !done || err != nil || ctx.Err() == nil {
 		t.Fatal(done, err, ctx.Err())
 	}
-	rows := Rows{Rows: []decide.Row{row}}
-	noError(t, table.Read(t.Context(), db.Pool, &rows, &now))
-	if got := d.Refill(rows.States[0], now).Value; got != 10 {
+	if got := d.Refill(read(t, db, table, row), now).Value; got != 10 {
 		t.Errorf("there are %v, want 10", got)
-	}
-}
-
-// A return that waits for its row is to the row as it is then: what others have taken
-// meanwhile is taken, and what they have given is there.
-func TestReturnWaits(t *testing.T) {
-	db := pgtest.New(t)
-	now := quarterPast
-	for name, distributed := range map[string]bool{"plain": false, "distributed": true} {
-		table := New(db.Schema, distributed, time.Second)
-		for _, limit := range []ratelimit.Limit{
-			ratelimit.TokenBucket{Name: "bucket", Rate: 20, Period: time.Hour},
-			ratelimit.FixedWindow{Name: "window", Rate: 20, Period: time.Hour},
-			ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Hour},
-		} {
-			d := bucket.Definition(limit.Definition())
-			row := decide.Row{Key: decide.Key{Name: d.Name, Key: name}}
-			state := d.Spend(d.Fresh(name, now), now, 15)
-			putAll(t, db, table, []Grant{{Change: decide.Change{Row: row, Definition: d}}}, []bucket.State{state})
-			tx, err := db.Pool.Begin(t.Context())
-			noError(t, err)
-			change := decide.Change{Row: row, Definition: d, Count: 3}
-			if taken, err := table.Take(t.Context(), tx, false, &change, &now); err != nil || !taken.OK {
-				t.Fatal(taken, err)
-			}
-			r := bucket.Return{Count: 5, Taken: state.TS, End: now.Add(time.Hour)}
-			returned := make(chan error)
-			go func() {
-				done, err := table.Return(t.Context(), db.Pool, row, &d, &r, true, &now)
-				if !done && err == nil {
-					err = errors.New("it is not done")
-				}
-				returned <- err
-			}()
-			waits := func() (waits bool) {
-				sql := `SELECT EXISTS (SELECT FROM pg_locks AS l JOIN pg_locks AS h USING (transactionid) WHERE NOT l.granted AND h.pid = $1)`
-				noError(t, db.Pool.QueryRow(t.Context(), sql, tx.Conn().PgConn().PID()).Scan(&waits))
-				return waits
-			}
-			for !waits() {
-				time.Sleep(time.Millisecond)
-			}
-			noError(t, tx.Commit(t.Context()))
-			noError(t, <-returned)
-			rows := Rows{Rows: []decide.Row{row}}
-			noError(t, table.Read(t.Context(), db.Pool, &rows, &now))
-			if got := d.Refill(rows.States[0], now).Value; got != 7 {
-				t.Errorf("%s, %s: there are %v, want 7", name, d.Name, got)
-			}
-		}
 	}
 }
