@@ -3,8 +3,8 @@
 // a report with what it counted, and fails if one figure is not what it must be, or if
 // a fault that it was to live through did not really happen.
 //
-//	go run ./integration/report          # twenty minutes
-//	go run ./integration/report --quick  # less than three, in CI by halves
+//	go run ./integration/report          # a quarter of an hour
+//	go run ./integration/report --quick  # two minutes, in CI by halves
 //	go run ./integration/report --write  # the report into docs/attacks.md as well
 //
 // It starts PostgreSQL servers of its own, with fsync on, and kills them. For all of it,
