@@ -21,19 +21,6 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-func allowTx(ctx context.Context, store *pgstore.Store, tx pgx.Tx, requests []ratelimit.Request) error {
-	return store.TakeTx(ctx, tx, requests...)
-}
-
-func reserveTx(ctx context.Context, store *pgstore.Store, tx pgx.Tx, requests []ratelimit.Request) error {
-	result, err := store.ReserveTx(ctx, tx, requests...)
-	return errors.Join(err, result.Err())
-}
-
-func creditTx(ctx context.Context, store *pgstore.Store, tx pgx.Tx, requests []ratelimit.Request) error {
-	return errOf(store.CreditTx(ctx, tx, requests[0]))
-}
-
 // errorResponses collects what the server reports as errors.
 type errorResponses struct {
 	mu  sync.Mutex
