@@ -321,7 +321,7 @@ func (e *Engine) stillLockedExtra(ctx context.Context, tickets []*Ticket) (still
 	n := 0
 	for i, t := range stillLocked {
 		definition := &t.Value.Call.Demands[0].Definition
-		if rows.Found[i] && definition.Refill(rows.States[i], rows.At).Value >= 2 { // at most half of it is prefetched
+		if rows.Found[i] && definition.Refill(rows.States[i], rows.At).Value >= 2 { // a grant takes at most half as extra
 			t.Value.locked.Store(&rows.Rows[i])
 			stillLocked[n] = t
 			n++

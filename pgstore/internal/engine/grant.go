@@ -143,11 +143,11 @@ func (e *Engine) servedAtOnce(row decide.Row) bool {
 // The Memory's tokens count as there, since this process has them.
 func (e *Engine) answerGroup(changes *[1]decide.Change, tickets []*Ticket, g *table.Grant) {
 	changes[0] = g.Change
-	change, rest := &changes[0], g.Count+g.Taken.Prefetched
+	change, rest := &changes[0], g.Count+g.Taken.Extra
 	for _, t := range tickets {
 		p := t.Value
 		if p.Extra {
-			p.Result.OK = g.Taken.Prefetched > 0
+			p.Result.OK = g.Taken.Extra > 0
 			t.Finish()
 			continue
 		}

@@ -177,7 +177,7 @@ func (m *Memory) leaseOf(g *table.Grant, sent time.Time) escrow.Lease {
 	if g.Waited > 0 && g.Waited <= m.cache.Now().Sub(sent) {
 		sent = sent.Add(g.Waited)
 	}
-	return escrow.Lease{Count: g.Taken.Prefetched, Out: g.Out, After: g.Taken.After, At: g.Taken.At.UTC(), End: g.End().UTC(), Sent: sent}
+	return escrow.Lease{Count: g.Taken.Extra, Out: g.Out, After: g.Taken.After, At: g.Taken.At.UTC(), End: g.End().UTC(), Sent: sent}
 }
 
 // Refused remembers the row that refused a call.
