@@ -3,9 +3,9 @@
 // rows with too few tokens. It knows no database: the layer above sends the statements.
 //
 // In every stretch of time a limit grants no more than it would without escrow. The tokens in the
-// row and in the memories of all processes are together never more than the capacity. The statements
-// of pgstore/internal/table apply these rules; its TestReturnsAgree compares them with these in random
-// histories:
+// row and in the memories of all processes are together never more than the capacity; an
+// exhaustive test of a small model shows it. The statements of pgstore/internal/table apply these
+// rules:
 //
 //   - A statement that prefetches from a token bucket counts with a lower capacity: less by the
 //     tokens refilled until the end of the lease. Nothing is refilled during a lease of a window,
