@@ -104,7 +104,7 @@ func (t distributedTable) prefetch(ctx context.Context, pool *pgxpool.Pool, g *G
 	if err := t.write(last, conn, g.Row, after, out); err != nil {
 		return err
 	}
-	g.Taken = Taken{OK: true, After: after, At: row.At, Prefetched: more}
+	g.Taken = Taken{OK: true, After: after, At: row.At, Extra: more}
 	g.Taken.charge(&g.Definition, &row.At)
 	return nil
 }

@@ -97,7 +97,7 @@ func (r *returned) report(g *Grant, now *time.Time) {
 	g.Taken = Taken{At: r.at.Time}
 	g.Taken.After, g.Taken.OK = r.get()
 	if g.TakesExtra() && r.more != nil {
-		g.Taken.Prefetched = *r.more
+		g.Taken.Extra = *r.more
 	}
 	g.Taken.charge(&g.Definition, now)
 }

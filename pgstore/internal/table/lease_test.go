@@ -325,8 +325,8 @@ func (h *history) prefetch() {
 		h.make(h.now)
 	}
 	more, ok := h.account.prefetch(g, h.now)
-	if ok = ok && (distributed || h.definition.Plain(before.state, h.now)); ok != g.Taken.OK || math.Abs(more-g.Taken.Prefetched) > 1e-9 {
-		h.Fatalf("%+v of %+v at %v: %v and %v, want %v and %v", g, before, h.now, g.Taken.OK, g.Taken.Prefetched, ok, more)
+	if ok = ok && (distributed || h.definition.Plain(before.state, h.now)); ok != g.Taken.OK || math.Abs(more-g.Taken.Extra) > 1e-9 {
+		h.Fatalf("%+v of %+v at %v: %v and %v, want %v and %v", g, before, h.now, g.Taken.OK, g.Taken.Extra, ok, more)
 	}
 	if !g.Taken.OK {
 		h.account = before
@@ -337,7 +337,7 @@ func (h *history) prefetch() {
 	if await {
 		h.done["prefetched in turn"]++
 	}
-	h.leases = append(h.leases, &lease{left: g.Taken.Prefetched + g.Out, taken: g.Taken.After.TS, end: g.End()})
+	h.leases = append(h.leases, &lease{left: g.Taken.Extra + g.Out, taken: g.Taken.After.TS, end: g.End()})
 }
 
 func (h *history) lease() *lease {

@@ -25,7 +25,7 @@ type Taken struct {
 
 	Out bucket.Out // of the row, set by gives; zero if nothing is out
 
-	Prefetched float64 // the tokens that a grant took for a lease
+	Extra float64 // tokens taken beyond what the calls asked for
 }
 
 // columns says what a take returns.
