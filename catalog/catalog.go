@@ -39,8 +39,8 @@ type Config struct {
 	// longer. A process that looks more rarely may cut it back to the earlier capacity.
 	Every time.Duration
 
-	// Store changes rows as their limits are edited, so that what was used stays used, and has
-	// [Catalog.Run] complete raises. Without one an edit leaves rows as they are.
+	// Store changes rows as their limits are edited, so that what was used stays used.
+	// [Catalog.Run] then completes raises. Without a Store, edits leave rows as they are.
 	Store Store
 
 	// Timeout bounds a statement without a deadline in its context. The default is 5 seconds.
@@ -123,7 +123,7 @@ func (c *Catalog) usable() error {
 	return nil
 }
 
-// inTx returns the rows of the catalog for tx.
+// inTx returns the rows of the catalog, for use in tx.
 func (c *Catalog) inTx(tx pgx.Tx) (rows, error) {
 	if err := c.usable(); err != nil {
 		return nil, err

@@ -1,6 +1,6 @@
-// Package catalog has definitions that the database knows: they are changed, seen and used
-// without a deployment. It is for teams that operate their limits; a program whose limits
-// are plain values in code needs none of it.
+// Package catalog keeps definitions in the database, where they are seen and changed without a
+// deployment. It is for teams that operate their limits; a program whose limits are plain values in
+// code does not need it.
 //
 //	limits, err := catalog.New(pool, nil)
 //	if err != nil {
@@ -19,12 +19,11 @@
 //	INSERT INTO rate_limit_definitions (name, key, rate, capacity, until, note)
 //	VALUES ('send_message', 'alice', 100, 200, now() + interval '2 days', 'moving house');
 //
-// [Catalog.For] makes the request with the limit of a key, by a look-up in memory. It only
-// chooses the definition: the store decides, as ever. With a [Config.Store] edits keep what was used.
-// Otherwise, as a row of a limit holds no rate, a changed definition fills nothing up: a larger
-// capacity is filled as time passes, a smaller one holds from the next call on, and a new rate counts
-// from the row's last instant on.
-// (Tokens that a process holds by pgstore's Config.Escrow are handed out to their end.)
+// [Catalog.For] makes the request with the limit of a key, by a look-up in memory. It only chooses
+// the definition: the store decides, as ever. With a [Config.Store] edits keep what was used.
+// Without one they leave rows as they are: a larger capacity fills as time passes, a smaller one
+// holds from the next call on, and a new rate counts from the row's last instant on. (Tokens that a
+// process has prefetched by pgstore's Config.Escrow are handed out until their lease ends.)
 //
 // The table is made by the set [migrations.Catalog] of package migrations, beside that of the
 // limits:

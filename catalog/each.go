@@ -19,8 +19,8 @@ func (c *Catalog) SetEach(ctx context.Context, edits ...KeyEdit) (made []Edit, e
 	return c.inOrder(edits, func(sorted []KeyEdit) ([]Edit, error) { return c.editOwn(ctx, nil, sorted...) })
 }
 
-// SetEachTx is [Catalog.SetEach] inside tx, as [Catalog.SetTx] is Set. Rows of all keys are locked before
-// other edits wait: for several edits in one transaction, use it in place of several SetTx.
+// SetEachTx is [Catalog.SetEach] inside tx, as [Catalog.SetTx] is Set. It locks the rows of all
+// keys before other edits wait for it, so use it in place of several SetTx in one transaction.
 func (c *Catalog) SetEachTx(ctx context.Context, tx pgx.Tx, edits ...KeyEdit) ([]Edit, error) {
 	if err := c.usable(); err != nil || len(edits) == 0 {
 		return nil, err

@@ -155,7 +155,7 @@ func (c *Catalog) Forget(ctx context.Context, name string) (removed int64, err e
 }
 
 // History returns the changes of a limit's definition and overrides, the newest first; of all
-// limits if name is "". It returns at most most of them, or all if that is 0.
+// limits if name is "". It returns the newest most changes, or all if most is 0.
 func (c *Catalog) History(ctx context.Context, name string, most int) ([]Change, error) {
 	return c.history(ctx, name, nil, most)
 }

@@ -17,7 +17,7 @@ const (
 	// mostTries is how often an edit is tried while other edits are faster.
 	mostTries = 20
 
-	// firstWait is the longest wait before the second try of an edit, and of the first try with its rows.
+	// firstWait is the patience of an edit's first try, and the longest pause before the second.
 	firstWait = 5 * time.Millisecond
 )
 
@@ -158,9 +158,9 @@ func (k *keeping) record(r *ratelimit.Replacement) *pending {
 	return p
 }
 
-// again runs an edit until no other edit was faster. It waits between tries, because several edits
-// that do not wait would keep each other from being made. Calls wait for the rows of a try that has its
-// rows and waits for another edit: it does so for no longer than its patience, which grows.
+// again runs an edit until no other edit was faster. It pauses between tries, since edits that do
+// not pause would overtake each other for ever. While a try with locked rows waits for another
+// edit, calls wait for the rows. So it waits for its patience at most, which grows.
 func again(ctx context.Context, do func(patience time.Duration) error) (err error) {
 	for i := range mostTries {
 		patience := firstWait << min(i, 6)
@@ -176,7 +176,7 @@ func again(ctx context.Context, do func(patience time.Duration) error) (err erro
 	return fmt.Errorf("catalog: %w", err)
 }
 
-// editOwn makes edits in a transaction of its own, or one for all keys in several.
+// editOwn makes edits in a transaction of their own. An edit for all keys takes several.
 func (c *Catalog) editOwn(ctx context.Context, agreed *Edit, edits ...KeyEdit) (made []Edit, err error) {
 	if err := c.usable(); err != nil {
 		return nil, err
@@ -205,8 +205,8 @@ func (c *Catalog) editOwn(ctx context.Context, agreed *Edit, edits ...KeyEdit) (
 	return made, nil
 }
 
-// keepOwn makes edits of keys in a transaction of its own. It keeps no row locked while it waits for
-// another.
+// keepOwn makes edits of keys in a transaction of its own. It keeps no row locked while it waits
+// for another transaction's row.
 func (c *Catalog) keepOwn(ctx context.Context, edits []KeyEdit, agreed *Edit, patience time.Duration) (made []Edit, err error) {
 	do := func(ctx context.Context, tx pgx.Tx) (err error) {
 		made, err = c.keepEach(ctx, tx, edits, agreed, patience)
@@ -312,8 +312,8 @@ func (c *Catalog) replace(ctx context.Context, all []ratelimit.Replacement) ([]r
 }
 
 // keepAll makes an edit for all keys. It writes the pending entry first, then marks the rows in
-// batches, and then writes the definition. If the process dies in between, the rows are completed
-// to the definition in force, as they were before.
+// batches, and then writes the definition. If the process dies in between, another completes the
+// rows by the definition in force, which is still the old one.
 func (c *Catalog) keepAll(ctx context.Context, name string, by *Override, agreed *Edit) (made Edit, err error) {
 	known, version, at, err := c.pendingOfAll(ctx, name)
 	if err == nil {
@@ -327,7 +327,7 @@ func (c *Catalog) keepAll(ctx context.Context, name string, by *Override, agreed
 		return Edit{}, err
 	}
 	k.version, k.at, k.pending = version, unlike(at, known), known
-	if from, to := k.holds(AllKeys, c.config.Clock); k.limit != nil && changes(from, to) { // not only a mode changes
+	if from, to := k.holds(AllKeys, c.config.Clock); k.limit != nil && changes(from, to) { // more than a mode changes
 		r := k.replacement(AllKeys, from, to, false)
 		if k.most = k.record(&r); r.By != nil {
 			err = c.begin(ctx, &k)
@@ -400,7 +400,7 @@ func (c *Catalog) define(ctx context.Context, k *keeping, by *Override, agreed *
 		done, err := c.replaceKeys(ctx, tx, k, k.paused, true)
 		switch {
 		case err != nil:
-		case len(k.paused) > 0: // with rows
+		case len(k.paused) > 0: // their rows are locked now
 			err = c.table.lockFor(ctx, tx, lockWait)
 		default:
 			_, err = c.table.lock(ctx, tx)
@@ -516,7 +516,8 @@ func (c *Catalog) replaceKeys(ctx context.Context, tx pgx.Tx, k *keeping, keys [
 	return done, err
 }
 
-// KeyEdit is one of several edits that are made together: of a limit's override for one key.
+// KeyEdit is one of the edits that [Catalog.SetEach] makes together: of a limit's override for one
+// key.
 type KeyEdit struct {
 	Name, Key string
 	Override  *Override // as for [Catalog.Set]; nil removes it

@@ -11,7 +11,7 @@ import (
 // Config.Every than this one may take by the earlier definition for longer.
 func (c *Catalog) within() time.Duration { return 2 * max(c.config.Every, defaultEvery) }
 
-// A keeping is an edit that keeps what was used, with all that is known before rows are locked.
+// A keeping is an edit that keeps what was used, and what is known of its rows.
 type keeping struct {
 	edit    Edit
 	limit   ratelimit.Limit // as published
@@ -20,7 +20,7 @@ type keeping struct {
 	at      time.Time       // the mark of its rows
 
 	left   *Left    // for an edit of one key
-	most   *pending // its pending entry; for all keys, that of most keys
+	most   *pending // the pending entry of its key; for all keys, of most keys
 	paused []string // for all keys: keys with rows that could not be marked
 }
 
@@ -57,8 +57,8 @@ func (k *keeping) replacement(key string, from, to ratelimit.Limit, alone bool) 
 	return r
 }
 
-// apart returns the mark for rows of an edit for all keys that are measured by other definitions
-// than most.
+// apart returns the mark, in an edit for all keys, of the rows that are measured by other
+// definitions than most rows.
 func apart(mark time.Time) time.Time { return mark.Add(time.Microsecond) }
 
 // own returns the marks that an edit uses.
@@ -89,8 +89,8 @@ func (p *pending) cuts() bool {
 	return p.marks() && p.by[2].Definition().Capacity < p.by[1].Definition().Capacity
 }
 
-// twice reports whether a cut leaves rows measured by less than its own capacity. They are raised
-// later, once no process takes by less.
+// twice reports whether a cut leaves rows at less than the capacity that it cuts to. They are
+// raised later, once no process takes by less.
 func (p *pending) twice() bool {
 	return p.cuts() && p.by[0].Definition().Capacity < p.by[2].Definition().Capacity
 }

@@ -18,8 +18,8 @@ const AllKeys = "\x00all keys"
 // MaxNoteLength is the most bytes that the Note of an [Override] has.
 const MaxNoteLength = 2048
 
-// Override replaces fields of a limit's definition. A field that is zero is not named by it: the
-// definition stays as it is in code, and an edit keeps what is there.
+// Override replaces fields of a limit's definition. A zero field is not named: it replaces nothing,
+// and an edit keeps the earlier override's.
 //
 // A limit's Shards and Start cannot be overridden: other shards would be full at once, and
 // another start moves no existing row.
@@ -36,7 +36,7 @@ type Override struct {
 	// MaxReserved is the deepest debt; [ratelimit.None] for none, +Inf for no bound.
 	MaxReserved float64
 
-	// Slots is into how many a sliding window's period is cut.
+	// Slots is the number of parts into which a sliding window's period is cut.
 	Slots int
 
 	// AtOnce is the Limit of a [ratelimit.InFlight]: how many permits a key has.
@@ -61,8 +61,8 @@ type Override struct {
 	// Note is for people: why, and for whom. It has at most MaxNoteLength bytes.
 	Note string
 
-	// Clear is the fields that an edit takes away from the override, before it sets those that
-	// it names. An Entry has none.
+	// Clear names the fields that an edit removes from the override before it sets its own. An
+	// Entry has none.
 	Clear Fields
 }
 
@@ -91,13 +91,13 @@ const (
 	FieldUntil
 	FieldNote
 
-	AllFields = 1<<iota - 1 // in Clear: what the edit does not name is gone
+	AllFields = 1<<iota - 1 // in Clear: only the fields that the edit sets remain
 )
 
 // Entry is an override in the catalog.
 type Entry struct {
 	Name string // of the limit
-	Key  string // AllKeys: replaces the fields that a key's own override does not
+	Key  string // or AllKeys, for fields that a key's own override does not replace
 	Override
 
 	UpdatedAt time.Time
@@ -148,7 +148,7 @@ func (o Override) without(fields Fields) Override {
 	return o
 }
 
-// over returns below with those fields of a limit that o replaces.
+// over returns below with the limit's fields that o replaces.
 func (o *Override) over(below Override) Override {
 	below.Rate, below.Period = cmp.Or(o.Rate, below.Rate), cmp.Or(o.Period, below.Period)
 	below.Capacity, below.MaxReserved = cmp.Or(o.Capacity, below.Capacity), cmp.Or(o.MaxReserved, below.MaxReserved)

@@ -15,7 +15,7 @@ const (
 	// keptAtOnce is how many keys are changed in one transaction of an edit for all keys.
 	keptAtOnce = 100
 
-	// leased is how long a process has an entry for itself.
+	// leased is how long no other process works on an entry.
 	leased = 30 * time.Second
 
 	// unsure makes the entry of a key due together with that of the edit for all keys that wrote
@@ -108,8 +108,8 @@ VALUES ($2::text, $3::text, $4::timestamptz, $5::text::jsonb, coalesce(` + pendi
 RETURNING p.id::text`
 	putOffPending = `UPDATE rate_limit_pending AS p SET due = ` + pendingNow + ` + $4::float8 * interval '1 microsecond', done = $5::text
 WHERE p.name = $2::text AND p.key IS NULL AND p.mark = $3::timestamptz`
-	// Entries with this mark that are not due yet, written beside the edit for all keys; with NULL,
-	// those of all marks. A cut is due now.
+	// releasePending makes unsure entries with this mark due, or with NULL those of all marks. A
+	// cut is due now.
 	releasePending = `UPDATE rate_limit_pending AS p SET due = ` + pendingNow + ` +
 	CASE WHEN replace(p.measured->2->>'capacity', 'none', '0')::float8 < replace(p.measured->1->>'capacity', 'none', '0')::float8 THEN 0 ELSE $4::float8 END * interval '1 microsecond'
 WHERE p.name = $2::text AND p.due = 'infinity' AND ($3::timestamptz IS NULL OR p.mark = $3::timestamptz)`

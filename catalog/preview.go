@@ -22,23 +22,23 @@ func (e *UnknownError) Error() string {
 // Unwrap makes errors.Is(err, ErrUnknown) true.
 func (e *UnknownError) Unwrap() error { return ErrUnknown }
 
-// An Edit is what a change makes of an override.
+// An Edit is a change of an override, with the override before and after.
 type Edit struct {
 	Name string // of the limit
 	Key  string // or AllKeys
 
 	Was, Became *Override // nil if there was none, or is none any more
 
-	// Lower is the fields by which less is granted from then on than by the published
-	// definition: "Rate", "Capacity", "MaxReserved", "AtOnce", or "Mode" if it is refuse. It is
-	// nil if the edit changes the note and nothing else.
+	// Lower names the fields by which the override grants less than the published definition:
+	// "Rate", "Capacity", "MaxReserved", "AtOnce", or "Mode" if it is refuse. It is nil if the edit
+	// changes the note and nothing else.
 	Lower []string
 
 	// Left is what is left of the key before and afterwards; nil for all keys, without a
 	// [Config.Store], and if it does not change.
 	Left *Left
 
-	// AsIs has [Catalog.Apply] leave the rows as they are, also with a [Config.Store].
+	// AsIs makes [Catalog.Apply] leave the rows as they are, even with a [Config.Store].
 	AsIs bool
 
 	by            *Override // nil for a removal
@@ -98,7 +98,7 @@ func (v *view) edited(name, key string, by *Override) (Edit, error) {
 		made.Was = &was.Override
 	}
 	if (by != nil || made.Was == nil) && (f == nil || f.published == nil) {
-		return Edit{}, &UnknownError{Name: name} // but what is left of one can be removed
+		return Edit{}, &UnknownError{Name: name} // but its leftover override can be removed
 	}
 	edition := f.edition()
 	edition.unset(key)

@@ -7,7 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// rows are the rows of a catalog: a table, or memory, which ignores the transaction.
+// rows reads and writes the rows of a catalog: in a table, or in memory, which ignores the
+// transaction.
 type rows interface {
 	// lock waits until no other edit is under way. No other begins until unlock, or the end of the
 	// transaction.

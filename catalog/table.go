@@ -31,7 +31,7 @@ var ErrOutcomeUnknown = intx.ErrUnknown
 // meanwhile.
 var errAgain = errors.New("the limit is being changed by somebody else")
 
-// errBehind is errAgain of an edit that waited for another one, of any limit.
+// errBehind is the errAgain of an edit that waited too long for another edit, of any limit.
 type errBehind struct{}
 
 func (errBehind) Error() string {
@@ -187,7 +187,8 @@ const poll = `SELECT ` + clock + `,
 	(SELECT h.version FROM rate_limit_history AS h ORDER BY h.version DESC LIMIT 1),
 	(SELECT (extract(epoch FROM h.at) * 1000000)::int8 FROM rate_limit_history AS h WHERE h.version = $1::int8)`
 
-// newest is joined by queries of rows, so that they always return a row, all of one snapshot.
+// newest is joined with the rows of a query, so that it returns at least one row, in one snapshot
+// with the clock and the newest version.
 const newest = `(SELECT ` + clock + ` AS now) AS n
 LEFT JOIN (SELECT h.version, (extract(epoch FROM h.at) * 1000000)::int8 AS at FROM rate_limit_history AS h ORDER BY h.version DESC LIMIT 1) AS v ON true`
 
@@ -196,8 +197,8 @@ FROM ` + newest + `
 LEFT JOIN rate_limit_definitions AS d ON true`
 
 // readChanged reads the rows of changed names and keys. A change whose row is gone has a row of
-// NULLs. Each part is one that an index serves, and versions have a bound above, without which the
-// planner expects a third of all: it would compile the query, for a second or two.
+// NULLs. An index serves each part. Without the upper bound of versions the planner would expect a
+// third of all, and compile the query for a second or two.
 const readChanged = `SELECT ` + columns + `, n.now, v.version, v.at, c.name, c.key
 FROM ` + newest + `
 CROSS JOIN (SELECT DISTINCT h.name, h.key FROM rate_limit_history AS h WHERE h.version > $1::int8 AND h.version < 9223372036854775807) AS c
@@ -398,14 +399,14 @@ const lockFor = `SELECT set_config('ratelimit.lock_timeout', current_setting('lo
 
 func (t *table) lockFor(ctx context.Context, tx pgx.Tx, most time.Duration) error {
 	_, err := tx.Exec(ctx, lockFor, t.definitions, strconv.FormatInt(most.Milliseconds(), 10))
-	if code := intx.Code(err); code == intx.LockNotAvailable || code == intx.QueryCanceled { // if the lock comes in that moment
+	if code := intx.Code(err); code == intx.LockNotAvailable || code == intx.QueryCanceled { // QueryCanceled: the lock came just then
 		return errBehind{}
 	}
 	return fault("wait for those who write definitions", err)
 }
 
-// lockWait is how long a try waits where no call waits for its rows. It is less than the server's
-// deadlock_timeout.
+// lockWait is how long a try waits for another edit while no call waits for its rows. It is less
+// than the server's deadlock_timeout.
 const lockWait = 200 * time.Millisecond
 
 // await waits until no other edit is under way, and keeps none from beginning.

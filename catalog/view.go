@@ -37,8 +37,8 @@ type family struct {
 	faults    map[string]error // of rows that are not used, by key
 }
 
-// keyed maps keys to overrides. It is immutable, and cut into parts: a changed copy shares all parts but those
-// of the changed keys.
+// keyed maps keys to overrides. It is immutable, and cut into parts: a changed copy shares all
+// parts but those of the changed keys.
 type keyed [256]map[string]*entry
 
 var seed = maphash.MakeSeed()
@@ -54,7 +54,7 @@ type entry struct {
 	Entry
 }
 
-// choice is the limit that an override makes of a limit in code, with the override for all keys.
+// choice is the limit that an override, with the override for all keys, makes of a limit in code.
 type choice struct {
 	of    ratelimit.Limit
 	all   *entry
@@ -65,7 +65,7 @@ type choice struct {
 // place names the rows of a name and key; with AllKeys, the rows without a key.
 type place struct{ name, key string }
 
-// publishedKey stands for a key where a published definition has a fault.
+// publishedKey stands in place of a key for the fault of a published definition.
 const publishedKey = "\x00published"
 
 // reading holds rows read from the catalog: all rows, or those that have changed.
@@ -350,8 +350,8 @@ func (v *view) inFlight(limit ratelimit.InFlight, key string, clock func() time.
 	return limit
 }
 
-// make makes the limit that e makes of a limit in code, and remembers it. If that limit is invalid, it is
-// that in code.
+// make makes and remembers the choice for a limit in code. If the overrides do not fit, it has the
+// limit in code.
 func (e *entry) make(of ratelimit.Limit, all *entry) *choice {
 	o, numbers := e.Override, e.without(FieldMode)
 	if all != nil {

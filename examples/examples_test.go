@@ -14,22 +14,12 @@ import (
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
-// examples are the programs, but for those that have more to test: quickstart and metrics. They
-// are started in this order, of which the first waits for some ten seconds.
+// examples are the programs, but for those that have more to test: quickstart and metrics.
 var examples = []struct {
 	name   string
 	claims int // that it checks: one that is no longer checked fails nothing by itself
 	prints []string
 }{
-	{"priority", 5, []string{"no critical call is refused", "batch work has the rest"}},
-	{"api", 7, []string{
-		"she gets [200 200 200 429], and Retry-After: ",
-		"somebody with a key that he made up gets [401]",
-		" s later she gets [200]",
-		"he gets [200 429 422 400]",
-		"five orders, five tokens",
-		"only failures count",
-	}},
 	{"login", 4, []string{
 		"3 of 5 left",
 		"5 of 5 left",

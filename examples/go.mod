@@ -6,7 +6,6 @@ require (
 	github.com/google/uuid v1.6.0
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/pgratelimit/ratelimit v0.0.0
-	github.com/pgratelimit/ratelimit/httplimit v0.0.0
 	github.com/pgratelimit/ratelimit/migrate v0.0.0
 	github.com/pgratelimit/ratelimit/riverlimit v0.0.0
 	github.com/riverqueue/river v0.51.0
@@ -16,7 +15,6 @@ require (
 )
 
 require (
-	github.com/dunglas/httpsfv v1.1.2 // indirect
 	github.com/jackc/pgpassfile v1.0.0 // indirect
 	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
 	github.com/jackc/puddle/v2 v2.2.3 // indirect

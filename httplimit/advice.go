@@ -34,7 +34,7 @@ type Advice struct {
 //
 // Of several values the longest wait counts, and the least that remains. Instants count from the
 // response's Date, or without one from now. Impossible values are ignored, such as negative numbers
-// and waits of more than 366 days. Of the last kind, at most 256 values are read. Units and
+// and waits of more than 366 days. At most 256 values of the last kind of field are read. Units and
 // formats: https://github.com/pgratelimit/ratelimit/blob/main/docs/reservations.md#after-a-429.
 func ReadAdvice(h http.Header, now time.Time) Advice {
 	if date, ok := readDate(h.Get("Date")); ok {
@@ -105,7 +105,8 @@ type window struct {
 	reset     time.Duration
 }
 
-// worst returns the advice of the limit that holds the client back longest.
+// worst returns the longest reset of the exhausted limits, or if there are none, the shortest of
+// all.
 func worst(windows []window) (exhausted bool, reset time.Duration) {
 	shortest := maxSaid
 	for _, w := range windows {

@@ -56,7 +56,7 @@ func (m *Middleware) Granted(w http.ResponseWriter, r *http.Request, result rate
 	}
 }
 
-// told are the outcomes of which fields tell.
+// told lists the outcomes that fields describe.
 var told = []ratelimit.Outcome{ratelimit.OutcomeGranted, ratelimit.OutcomeRefused, ratelimit.OutcomePaused}
 
 // setFields adds the fields that tell the client of a grant or a refusal.
@@ -113,7 +113,7 @@ func (m *Middleware) full(permit ratelimit.Permit) (policy, limit httpsfv.Item) 
 }
 
 // addList adds a list; a middleware around this one may have added another. It leaves out a list
-// with a name that the grammar forbids, which New has not seen.
+// with a name that the grammar forbids: New has not seen all names.
 func addList(h http.Header, name string, list httpsfv.List) {
 	if text, err := httpsfv.Marshal(list); err == nil && text != "" {
 		h.Add(name, text)

@@ -157,7 +157,7 @@ func (c Config) String() string {
 	return "httplimit: policies " + edge.Quoted(c.Policies, c.InFlight)
 }
 
-// LogValue is String.
+// LogValue returns String.
 func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
 // Handler returns next behind the limits. As a func(http.Handler) http.Handler it fits routers.

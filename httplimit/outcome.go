@@ -97,8 +97,8 @@ func (rec *recorder) implicit() {
 	}
 }
 
-// outcome returns how a request ended that was served as r. gone says whether its client has gone.
-// The context of r cannot say that, since it also ends when a permit is lost.
+// outcome returns how the request r ended. gone says whether its client has gone. The context of r
+// cannot say that, since it also ends when a permit is lost.
 func (rec *recorder) outcome(r *http.Request, panicked, gone bool) Outcome {
 	o := Outcome{Request: r, Status: rec.status, Panicked: panicked}
 	switch {

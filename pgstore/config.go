@@ -14,21 +14,21 @@ var (
 	// ErrNoPool is the error of a verb that needs a pool, on a Store that has none.
 	ErrNoPool = conn.ErrNoPool
 
-	// ErrOutcomeUnknown is the error of a connection that was lost during COMMIT, when the
-	// server could not be asked afterwards either, or of an edit whose context ended there. The
-	// work and its tokens are there both or neither. On a distributed database it is also the error of a COMMIT that failed with XX000:
-	// some nodes may have committed, and others not.
+	// ErrOutcomeUnknown is the error of a COMMIT that was not answered: the connection was lost and
+	// the server could not be asked, or the context of an edit ended. The work and its tokens are
+	// there both or neither. On a distributed database it is also the error of a COMMIT that failed
+	// with XX000: some nodes may have committed, and others not.
 	ErrOutcomeUnknown = conn.ErrOutcomeUnknown
 
 	// ErrClosed is the error of a decision on its own after Close.
 	ErrClosed = conn.ErrClosed
 
-	// ErrLocked is the error of a decision on its own that waited, until its context ended, for
-	// a row that a transaction has locked; or of one in a transaction that waited for longer
-	// than the server's lock_timeout. The message names the limit, or all limits of the statement;
-	// or, if the whole table is locked or waited for, such as by a migration behind a dump, the
-	// session by its pid and application_name, while the pool has a connection left to ask by. The
-	// error of the context or the server is within reach as well.
+	// ErrLocked is the error of a decision on its own that waited until its context ended for a row
+	// that a transaction has locked; or of one in a transaction that waited for longer than the
+	// server's lock_timeout. The message names the limits of the statement. If the whole table is
+	// locked, or a migration waits for its lock, the message names that session by pid and
+	// application_name, while the pool has a connection left to ask by. The error also wraps that
+	// of the context or the server.
 	ErrLocked = conn.ErrLocked
 
 	// ErrNotMigrated is the error of a database that lacks the table, or a column of it, where
@@ -38,7 +38,7 @@ var (
 
 var errNilFunc = &ratelimit.FieldError{Field: "Func", Value: nil, Reason: "must not be nil"}
 
-// NoTimeout as Config.Timeout lets a decision on its own take as long as it does.
+// NoTimeout as Config.Timeout sets no bound.
 const NoTimeout = conn.NoTimeout
 
 // MaxEscrow is the longest Config.Escrow.
@@ -91,9 +91,9 @@ type Config struct {
 	RetryBudget time.Duration
 
 	// Catalog chooses the definitions by which AllowFunc, ReserveFunc and AllowOnCommit decide: a
-	// *catalog.Catalog, so that callers write limit.For(key). The other verbs decide by the requests as
-	// they are, since these may have been read in the caller's transaction. With nil, the default,
-	// all verbs do.
+	// *catalog.Catalog, so that callers write limit.For(key). The other verbs decide by the
+	// requests as they are, since these may have been read in the caller's transaction. With nil,
+	// the default, AllowFunc and its like do too.
 	Catalog ratelimit.Catalog
 
 	// Observe is called for every decision and edit, once, when it is in the database: see

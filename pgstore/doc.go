@@ -37,8 +37,7 @@
 //
 // All of pgx's query exec modes work. Through PgBouncer in transaction pooling choose one that
 // prepares nothing: exec, cache_describe or simple_protocol. With exec and simple_protocol the
-// connection's DateStyle must be ISO, as it is by default; otherwise every call fails.
-// Decisions on their own use up to two connections of the pool at a time, under any number of
-// callers; beside them rows that others have locked up to four, permits up to two, and
-// Config.Escrow one that prefetches.
+// connection's DateStyle must be ISO, as it is by default; otherwise every call fails. Under any
+// number of callers, decisions on their own use up to two connections of the pool at a time. Waits
+// for locked rows use up to four more, permits up to two, and Config.Escrow one that prefetches.
 package pgstore

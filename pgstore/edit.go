@@ -62,9 +62,9 @@ func (s *Store) Pause(ctx context.Context, limit ratelimit.Limit, key string, la
 	return s.PauseEach(ctx, []ratelimit.Request{{Limit: limit, Key: key}}, lasts)
 }
 
-// PauseEachTx is [Store.PauseTx] for the limits and keys of several requests, all of them for
-// the same duration, or on an error none; their counts do not matter. It returns the last of
-// the instants at which their pauses end.
+// PauseEachTx is [Store.PauseTx] for the limits and keys of several requests, all for one duration;
+// on an error it pauses none. Counts do not matter. It returns the instant at which the last pause
+// ends.
 func (s *Store) PauseEachTx(ctx context.Context, tx pgx.Tx, requests []ratelimit.Request, lasts time.Duration) (until time.Time, err error) {
 	if err := s.edit(ctx, tx, ratelimit.VerbPause, badPause(requests, lasts), s.edits().Pause(lasts, &until), requests...); err != nil {
 		return time.Time{}, err
@@ -80,9 +80,9 @@ func (s *Store) PauseEach(ctx context.Context, requests []ratelimit.Request, las
 	return until, nil
 }
 
-// badPause is the error of requests that cannot be paused for a time.
+// badPause returns the error of requests that cannot be paused for a duration.
 func badPause(requests []ratelimit.Request, lasts time.Duration) error {
-	if len(requests) == 0 { // which is not a matter of the time
+	if len(requests) == 0 { // the edit itself reports that
 		return nil
 	}
 	return decide.BadPause(requests[0].Limit, lasts)
@@ -137,9 +137,9 @@ func (s *Store) change(ctx context.Context, form ratelimit.Form, invalid error, 
 	return do(before, after)
 }
 
-// ReplaceTx is for package catalog and the command: it makes replacements inside tx, with the rows locked in the order
-// of the given keys, and returns the statuses by From, of before. They are of one name, and a missing
-// row stays missing. A mark costs no room: it is a pause that was over a hundred years ago.
+// ReplaceTx is for package catalog and the command. Inside tx it locks the rows of replacements,
+// all of one name, in the given order, and changes them. It returns the statuses before, by From.
+// Without a mark, a missing row stays missing.
 func (s *Store) ReplaceTx(ctx context.Context, tx pgx.Tx, replacements ...ratelimit.Replacement) (statuses []ratelimit.Status, err error) {
 	requests := make([]ratelimit.Request, len(replacements))
 	for i := range replacements {
@@ -159,9 +159,9 @@ func (s *Store) ReplaceTx(ctx context.Context, tx pgx.Tx, replacements ...rateli
 	return s.editor.Replace(ctx, tx, all)
 }
 
-// ReplaceFunc is for package catalog and the command: it runs do in a transaction of its own, in which do makes
-// replacements of the requests' rows by ReplaceTx. While another transaction has one of these locked, it
-// waits with none of them locked, so do may run several times.
+// ReplaceFunc is for package catalog and the command. It runs do in a transaction of its own, in
+// which do replaces the requests' rows by ReplaceTx. If another transaction has one of these
+// locked, it waits with none of them locked, so do may run several times.
 func (s *Store) ReplaceFunc(ctx context.Context, requests []ratelimit.Request, do func(context.Context, pgx.Tx) error) error {
 	if err := s.usable(); err != nil {
 		return err
@@ -218,8 +218,8 @@ func (s *Store) noted(from, to ratelimit.Limit, key string) (*decide.Demand, *de
 	return &before.Demands[0], &after.Demands[0], nil
 }
 
-// edit runs do in tx, for a call that asks nothing of the limits and keys of requests, unless
-// they are invalid. Their counts do not matter.
+// edit runs do in tx for the limits and keys of requests, unless these are invalid. Counts do not
+// matter.
 func (s *Store) edit(ctx context.Context, tx pgx.Tx, verb ratelimit.Verb, invalid error, do edit.Edit, requests ...ratelimit.Request) error {
 	return s.editWatched(ctx, verb, ratelimit.FormTx, cmp.Or(invalid, s.usableIn(tx)), requests, func(call *decide.Call) error { return do(ctx, tx, call) })
 }

@@ -233,3 +233,170 @@ func ExamplePermits_Acquire() {
 	// at work, 0 of the rate left
 	// all permits are held
 }
+
+// What a call costs is known only after it. The receipt of the estimate is stored with the work, and
+// whoever finishes that settles it, in the same transaction.
+func ExampleStore_SettleTx() {
+	ctx, store, pool, done := exampleStore()
+	defer done()
+	tokens := ratelimit.FixedWindow{Name: "llm_tokens", Rate: 60, Period: 24 * time.Hour}
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		res, err := store.ReserveTx(ctx, tx, tokens.ForN("acme", 10))
+		if err != nil || !res.OK {
+			return errors.Join(err, res.Err())
+		}
+		_, err = tx.Exec(ctx, `CREATE TABLE work AS SELECT $1::text AS receipt`, res.Receipt)
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		var receipt ratelimit.Receipt
+		if err := tx.QueryRow(ctx, `DELETE FROM work RETURNING receipt`).Scan(&receipt); err != nil {
+			return err // pgx.ErrNoRows: somebody else has finished it
+		}
+		res, err := store.SettleTx(ctx, tx, &receipt, 4)
+		fmt.Println(res.Remaining)
+		return err
+	})
+	fmt.Println(err)
+	// Output:
+	// 56
+	// <nil>
+}
+
+// Each customer has a minimum of its own, and borrows from what all share.
+func ExampleStore_AllowFirst() {
+	ctx, store, _, done := exampleStore()
+	defer done()
+	own := ratelimit.TokenBucket{Name: "reports_own", Rate: 1, Period: time.Hour}
+	shared := ratelimit.TokenBucket{Name: "reports_shared", Rate: 1, Period: time.Hour}
+	for _, customer := range []string{"acme", "acme", "acme", "globex"} {
+		res, err := store.AllowFirst(ctx, own.For(customer), shared.For(""))
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(customer, res.OK, ratelimit.NameOf(res.Request.Limit))
+	}
+	// Output:
+	// acme true reports_own
+	// acme true reports_shared
+	// acme false reports_own
+	// globex true reports_own
+}
+
+// A worker calls a third party no faster than it may, and does not begin what it has no time for.
+func ExampleStore_Wait() {
+	ctx, store, _, done := exampleStore()
+	defer done()
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for range 3 {
+		_, err := store.Wait(ctx, SendMessage.For("third party"))
+		var tooLong *ratelimit.WaitError
+		if errors.As(err, &tooLong) {
+			fmt.Println("not in time:", tooLong.Wait.Round(time.Minute), errors.Is(err, context.DeadlineExceeded))
+		} else if err != nil {
+			log.Fatal(err)
+		}
+	}
+	// Output: not in time: 30m0s true
+}
+
+// Reset forgets a key: it is full again, without debt or pause.
+func ExampleStore_Reset() {
+	ctx, store, _, done := exampleStore()
+	defer done()
+	if _, err := store.Reserve(ctx, SendMessage.ForN("alice", 2)); err != nil {
+		log.Fatal(err)
+	}
+	if err := store.Reset(ctx, SendMessage, "alice"); err != nil {
+		log.Fatal(err)
+	}
+	res, err := store.Allow(ctx, SendMessage.For("alice"))
+	fmt.Println(res.OK, res.Remaining, err)
+	// Output: true 1 <nil>
+}
+
+// A row that is full means the same as none. Prune deletes such rows, beside any traffic.
+func ExampleStore_Prune() {
+	ctx, _, pool, done := exampleStore()
+	defer done()
+	now := time.Now()
+	store, err := pgstore.New(pool, &pgstore.Config{Clock: func() time.Time { return now }})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, request := range []ratelimit.Request{SendMessage.ForN("alice", 2), SendMessage.For("bob")} {
+		if err := store.Take(ctx, request); err != nil {
+			log.Fatal(err)
+		}
+	}
+	now = now.Add(time.Hour) // bob's has been full for half of it, alice's for no minute
+	deleted, err := store.Prune(ctx, SendMessage)
+	fmt.Println(deleted, err)
+	// Output: 1 <nil>
+}
+
+// Many keys are checked at once, each by itself.
+func ExampleStore_CheckEach() {
+	ctx, store, _, done := exampleStore()
+	defer done()
+	if err := store.Take(ctx, SendMessage.ForN("bob", 2)); err != nil {
+		log.Fatal(err)
+	}
+	statuses, err := store.CheckEach(ctx, SendMessage.For("alice"), SendMessage.For("bob"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, status := range statuses {
+		fmt.Println(status.Request.Key, status.OK)
+	}
+	// Output:
+	// alice true
+	// bob false
+}
+
+// A limit that everyone takes from is spread over several rows. It is one limit all the same.
+func Example_shards() {
+	ctx, store, _, done := exampleStore()
+	defer done()
+	global := ratelimit.FixedWindow{Name: "global", Rate: 100, Period: 24 * time.Hour, Shards: 8}
+	for _, n := range []float64{1, 60, 39, 1} { // 60 are more than one row holds
+		res, err := store.Allow(ctx, global.ForN("", n))
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(n, res.OK, res.Remaining)
+	}
+	// Output:
+	// 1 true 99
+	// 60 true 39
+	// 39 true 0
+	// 1 false 0
+}
+
+// Refusals, calls that can never succeed, mistakes and faults are told apart by errors.Is and errors.As.
+func Example_errors() {
+	ctx, store, pool, done := exampleStore()
+	defer done()
+	for _, n := range []float64{3, -1, 2, 1} {
+		res, err := store.Allow(ctx, SendMessage.ForN("alice", n))
+		if err == nil {
+			err = res.Err() // a refusal is no error, unless it is wanted as one
+		}
+		fmt.Println(n, errors.Is(err, ratelimit.ErrExceedsCapacity), errors.Is(err, ratelimit.ErrInvalid), errors.Is(err, ratelimit.ErrRefused))
+	}
+	if _, err := pool.Exec(ctx, `DROP TABLE rate_limits`); err != nil {
+		log.Fatal(err)
+	}
+	_, err := store.Allow(ctx, SendMessage.For("alice"))
+	fmt.Println(errors.Is(err, pgstore.ErrNotMigrated))
+	// Output:
+	// 3 true false false
+	// -1 false true false
+	// 2 false false false
+	// 1 false false true
+	// true
+}

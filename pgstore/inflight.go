@@ -13,8 +13,8 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/permits"
 )
 
-// Permits is the verbs of limits of how many at once, which [ratelimit.InFlight] defines. It is safe
-// for concurrent use.
+// Permits has the verbs of limits of how many at once, which [ratelimit.InFlight] defines. It is
+// safe for concurrent use.
 type Permits struct{ store *Store }
 
 // Permits returns the verbs of limits of how many at once.
@@ -29,11 +29,11 @@ func (s *Store) Permits() Permits { return Permits{s} }
 // rate refuses; then the Permit is not OK, and its Rates say why. If the process dies in between, the
 // permit is held for a lease. Releasing a permit gives no tokens back.
 //
-// It shares its statement with other calls, and waits for no transaction: it passes over a permit that
-// a transaction has locked. Errors are [ratelimit.ErrInvalid], [ratelimit.ErrExceedsCapacity] (of the
-// rates, or of more permits than the limit has), [ErrNotMigrated] and those of PostgreSQL and pgx.
-// After an error nothing is held, or a permit for a lease. Without a deadline in ctx, Config.Timeout
-// bounds the call.
+// It shares its statement with other calls, and waits for no transaction: it passes over a permit
+// that a transaction has locked. Errors are [ratelimit.ErrInvalid], [ratelimit.ErrExceedsCapacity]
+// (of the rates, or of more permits than the limit has), [ErrNotMigrated] and those of PostgreSQL
+// and pgx. After an error a permit may be held until its lease ends. Without a deadline in ctx,
+// Config.Timeout bounds the call.
 func (p Permits) Acquire(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (permit ratelimit.Permit, err error) {
 	s := p.store
 	return s.acquire(ctx, ratelimit.FormOwn, s.usable(), request, rates, func(asked []ratelimit.PermitRequest) (ratelimit.Permit, error) {
@@ -47,9 +47,10 @@ func (p Permits) Acquire(ctx context.Context, request ratelimit.PermitRequest, r
 // permit, and does not wait for them.
 //
 // Waiters of one process are served in order of arrival, also when a later one wants fewer permits.
-// A released permit goes to the first of them, in the statement that releases it, for 4 seconds;
-// then other processes get it. A process with waiters for a key looks ten times a second, once for
-// all of them. Waiting holds no connection. [Store.Close] ends waits with [ErrClosed].
+// A permit released in the process goes to the first of them, in the statement that releases it.
+// After 4 seconds of that, other processes get it. A process with waiters for a key looks ten times
+// a second, once for all of them. Waiting holds no connection. [Store.Close] ends waits with
+// [ErrClosed].
 //
 // Large requests are not passed over by other processes: one waiter at a time, of all processes,
 // collects the permits of a key. A request for permits of several limits holds none while it waits,
@@ -132,11 +133,11 @@ func (s *Store) acquire(ctx context.Context, form ratelimit.Form, invalid error,
 	return do(asked)
 }
 
-// Renew has the permit's lease end a Lease from now, and returns it so. If it is not held any
-// more, since its lease is over or it was released or reset, that is
-// [ratelimit.ErrLeaseLost], and nothing has changed. If a transaction has it locked that is
-// about to release it, Renew waits for that, until ctx is over; without a deadline for
-// Config.Timeout, and the error is [ErrLocked].
+// Renew makes the permit's lease end one Lease from now, and returns the renewed permit. If the
+// permit is no longer held, because its lease is over or it was released or reset, the error is
+// [ratelimit.ErrLeaseLost], and nothing has changed. If a transaction that releases it has it
+// locked, Renew waits until ctx ends, or without a deadline for Config.Timeout; the error is then
+// [ErrLocked].
 func (p Permits) Renew(ctx context.Context, permit ratelimit.Permit) (renewed ratelimit.Permit, err error) {
 	s := p.store
 	w := s.watch(ctx, ratelimit.VerbRenew, ratelimit.FormOwn)
@@ -147,17 +148,17 @@ func (p Permits) Renew(ctx context.Context, permit ratelimit.Permit) (renewed ra
 	return s.permits.Renew(ctx, permit)
 }
 
-// Release releases the permit. If somebody waits for one in this process, the same statement
-// takes it for the first of them. If it is not held any more, that is
-// [ratelimit.ErrLeaseLost], and nothing has changed: to release twice does no harm. For one
-// that is locked it waits as [Permits.Renew] does.
+// Release releases the permit. If callers in this process wait for one, the same statement takes it
+// for the first of them. If the permit is no longer held, the error is [ratelimit.ErrLeaseLost],
+// and nothing has changed: to release twice does no harm. It waits for a locked permit as
+// [Permits.Renew] does.
 func (p Permits) Release(ctx context.Context, permit ratelimit.Permit) (err error) {
 	return p.store.release(ctx, ratelimit.FormOwn, nil, permit, func() error { return p.store.permits.Release(ctx, permit) })
 }
 
-// ReleaseTx is [Permits.Release] inside tx, for the transaction that finishes the work: if that
-// rolls back, the permit is held still. An [ratelimit.ErrLeaseLost] leaves tx usable: roll back,
-// or somebody else does the same work. So a transaction that commits has held its permit until
+// ReleaseTx is [Permits.Release] inside tx, for the transaction that finishes the work: if tx rolls
+// back, the permit is still held. An [ratelimit.ErrLeaseLost] leaves tx usable. Roll it back, since
+// another holder may do the same work. So a transaction that commits has held its permit until
 // then. At REPEATABLE READ and SERIALIZABLE a permit that was renewed after tx began is a 40001.
 func (p Permits) ReleaseTx(ctx context.Context, tx pgx.Tx, permit ratelimit.Permit) (err error) {
 	return p.store.release(ctx, ratelimit.FormTx, p.store.usableIn(tx), permit, func() error { return p.store.permits.ReleaseIn(ctx, tx, permit) })
@@ -177,8 +178,8 @@ func (s *Store) release(ctx context.Context, form ratelimit.Form, invalid error,
 	return nil
 }
 
-// ReleaseFunc is [Permits.ReleaseTx] in a transaction of the Store's pool, at READ COMMITTED, in which
-// do runs after it, such as to start what waits for the permit: both happen, or neither. It waits for
+// ReleaseFunc is [Permits.ReleaseTx] in a transaction of its own, at READ COMMITTED, and then runs
+// do in it, for example to start what waits for the permit. Both happen, or neither. It waits for
 // locked permits until ctx ends. An [ratelimit.ErrLeaseLost] runs nothing.
 func (p Permits) ReleaseFunc(ctx context.Context, permit ratelimit.Permit, do func(tx pgx.Tx) error) (err error) {
 	s := p.store
@@ -214,7 +215,7 @@ func (p Permits) Keep(ctx context.Context, permit ratelimit.Permit, do func(ctx 
 }
 
 // Hold is [Permits.AcquireWait] and [Permits.Keep]: it runs do with a permit, for which it waits
-// until ctx is over. To wait for a shorter time than do may take, call the two.
+// until ctx is over. To wait for a shorter time than do may take, call the two yourself.
 func (p Permits) Hold(ctx context.Context, request ratelimit.PermitRequest, do func(ctx context.Context, permit ratelimit.Permit) error) error {
 	if do == nil {
 		return errNilFunc
@@ -226,9 +227,9 @@ func (p Permits) Hold(ctx context.Context, request ratelimit.PermitRequest, do f
 	return p.Keep(ctx, permit, do)
 }
 
-// Held returns the permits of the limit that are held for key, in the order of their numbers;
-// also those from Limit on, which it had when they were taken. They can be renewed and
-// released. It locks nothing, and does not see uncommitted changes.
+// Held returns the permits of the limit that are held for key, in the order of their numbers,
+// including those taken while Limit was larger. They can be renewed and released. It locks nothing,
+// and does not see uncommitted changes.
 func (p Permits) Held(ctx context.Context, limit ratelimit.InFlight, key string) (permits []ratelimit.Permit, err error) {
 	s := p.store
 	of, err := s.inFlight(limit, key)
@@ -249,11 +250,10 @@ func (p Permits) Reset(ctx context.Context, limit ratelimit.InFlight, key string
 	return s.permits.Reset(ctx, of)
 }
 
-// Prune deletes the rows of permits of the given limits that have been free for a minute,
-// and returns how many it deleted. It is for limits with many keys, of which each has up to Limit rows that
-// stay. It passes over rows that somebody has locked, and may run at any time. A permit's fence
-// grows also when its row was deleted, unless the server's clock was set back by more than a
-// minute since.
+// Prune deletes the rows of permits of the given limits that have been free for a minute, and
+// returns how many it deleted. It is for limits with many keys, since each key keeps up to Limit
+// rows. It passes over locked rows, and may run at any time. A permit's fence grows also when its
+// row was deleted, unless the server's clock was set back by more than a minute since.
 func (p Permits) Prune(ctx context.Context, limits ...ratelimit.InFlight) (deleted int64, err error) {
 	return p.prune(ctx, limits, (*permits.Permits).Prune)
 }
@@ -283,7 +283,7 @@ func (p Permits) prune(ctx context.Context, limits []ratelimit.InFlight, each fu
 	return rows, nil
 }
 
-// inFlight is the key of a limit's permits, once it has been looked at and noted.
+// inFlight checks and notes a limit, and returns the key of its permits.
 func (s *Store) inFlight(limit ratelimit.InFlight, key string) (decide.Key, error) {
 	if err := s.usable(); err != nil {
 		return decide.Key{}, err
@@ -294,7 +294,7 @@ func (s *Store) inFlight(limit ratelimit.InFlight, key string) (decide.Key, erro
 	return decide.Key{Name: limit.Name, Key: key}, s.known.Definitions.NoteInFlight(limit.Name)
 }
 
-// held returns the error of a permit that cannot be held.
+// held returns the error of a permit that cannot be held, and notes its limits.
 func (s *Store) held(permit ratelimit.Permit) error {
 	if err := s.usable(); err != nil {
 		return err
@@ -310,8 +310,8 @@ func (s *Store) held(permit ratelimit.Permit) error {
 	return s.known.Definitions.NoteInFlight(permit.InFlight.Name)
 }
 
-// withRates takes from rate limits for the holder of a permit, which is given back unless they
-// grant.
+// withRates takes from rates for the holder of a permit. Unless they grant, it gives the permit
+// back.
 func (s *Store) withRates(ctx context.Context, permit ratelimit.Permit, err error, rates []ratelimit.Request) (ratelimit.Permit, error) {
 	if err != nil || !permit.OK || len(rates) == 0 {
 		return permit, err

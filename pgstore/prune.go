@@ -26,9 +26,9 @@ func (s *Store) Prune(ctx context.Context, limits ...ratelimit.Limit) (deleted i
 	return s.PruneOverridden(ctx, nil, limits...)
 }
 
-// PruneOverridden is Prune by overrides as well, each of which binds the rows of its request's
-// key only. A catalog's Prune names all that it knows. Those that this Store has seen
-// ([ratelimit.Request.Overridden]) need not be named.
+// PruneOverridden is Prune that measures the rows of each override's key by the override as well. A
+// catalog's Prune passes all overrides that it knows. Those that this Store has seen
+// ([ratelimit.Request.Overridden]) need not be passed.
 func (s *Store) PruneOverridden(ctx context.Context, overrides []ratelimit.Request, limits ...ratelimit.Limit) (deleted int64, err error) {
 	return s.prune(ctx, overrides, limits, (*edit.Editor).Prune)
 }
@@ -77,9 +77,9 @@ func (s *Store) Forget(ctx context.Context, name string) (deleted int64, err err
 	return s.editor.Forget(ctx, name)
 }
 
-// Ready fails if the database does not answer, with the error of that, if it is older than
-// PostgreSQL 14, or if the table is not where the Store looks for it or lacks a column,
-// with [ErrNotMigrated]. It is for readiness probes, and reads no row.
+// Ready returns an error if the database does not answer or is older than PostgreSQL 14. The error
+// is [ErrNotMigrated] if the table is not where the Store looks for it, or lacks a column. It is
+// for readiness probes, and reads no row.
 func (s *Store) Ready(ctx context.Context) error {
 	return s.alone(ctx, "look for the table", func(ctx context.Context) error {
 		var version int

@@ -46,7 +46,7 @@ func (s *Store) QueueTake(batch *pgx.Batch, requests ...ratelimit.Request) (*Que
 	if batch == nil {
 		return nil, &ratelimit.FieldError{Field: "Batch", Value: nil, Reason: "must not be nil"}
 	}
-	// There is no context: the batch is sent with one that is not known yet.
+	// The context with which the batch will be sent is not known yet.
 	w := s.watch(context.Background(), ratelimit.VerbAllow, ratelimit.FormTx, requests...)
 	queued, err := s.taker.Queue(batch, requests, w.Report)
 	if err != nil {
@@ -56,12 +56,11 @@ func (s *Store) QueueTake(batch *pgx.Batch, requests ...ratelimit.Request) (*Que
 	return &QueuedTake{queued}, nil
 }
 
-// Result returns the result of a take that was granted, once the results of the batch have been
-// closed; before, and if the take failed or its result was read in another way, it is the zero
-// Result. As with [Store.AllowTx] the tokens are spent if and only if the transaction commits, which
-// it does not if what is behind the take fails.
+// Result returns the result of a granted take once the results of the batch have been closed.
+// Before that, and if the take failed or its result was read in another way, it returns the zero
+// Result. As with [Store.AllowTx] the tokens are spent if and only if the transaction commits.
 func (q *QueuedTake) Result() ratelimit.Result { return q.queued.Result }
 
-// Err returns the refusal if err, which reading the results of the batch returned, is one of this
-// take. Any other err, nil included, is returned as it is.
+// Err returns the refusal if err, from reading the batch's results, is a refusal of this take. It
+// returns any other err, nil included, as it is.
 func (q *QueuedTake) Err(err error) error { return q.queued.Err(err) }

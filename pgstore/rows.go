@@ -18,11 +18,10 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/tx"
 )
 
-// CheckEach is [Store.Check] for many requests, each by itself and not all or nothing: the
-// status that each would get by itself, in their order, by one statement and at one instant.
-// (With Config.Portable it is one statement for each, sent together.) There may be up to
-// [ratelimit.MaxChecks] of them, a limit with n shards counting as n; more are
-// [ratelimit.ErrInvalid]. It takes, locks and writes nothing.
+// CheckEach is [Store.Check] for many requests: it returns the status that each would get by
+// itself, in their order, by one statement and at one instant. (With Config.Portable it is one
+// statement for each, sent together.) There may be up to [ratelimit.MaxChecks] of them, a limit
+// with n shards counting as n; more are [ratelimit.ErrInvalid]. It takes, locks and writes nothing.
 func (s *Store) CheckEach(ctx context.Context, requests ...ratelimit.Request) (statuses []ratelimit.Status, err error) {
 	if err := s.usable(); err != nil {
 		return nil, err
@@ -53,9 +52,9 @@ func (s *Store) CheckEach(ctx context.Context, requests ...ratelimit.Request) (s
 const pageRows = 1000
 
 // Rows returns the status of each of a limit's keys that has a row, in the order of the keys'
-// bytes: for dashboards. Of a Status see Value, [ratelimit.Status.Share], PausedUntil and
-// [ratelimit.Status.FullAt]; OK is false while there is debt or a pause. Everything is brought
-// to the instant of reading, by the definition that is given. A key without a row is full.
+// bytes: for dashboards. In a Status see Value, [ratelimit.Status.Share], PausedUntil and
+// [ratelimit.Status.FullAt]; OK is false while there is debt or a pause. Everything is brought to
+// the instant of reading, by the definition that is given. A key without a row is full.
 //
 // It reads up to a thousand rows at a time along the index, and no others, each time at an
 // instant of its own; it holds no connection while the caller's loop runs, and locks nothing.
@@ -70,12 +69,12 @@ func (s *Store) Rows(ctx context.Context, limit ratelimit.Limit, page ratelimit.
 	}
 }
 
-// list is Rows of a limit and a page that can be.
+// list yields what Rows yields, for a valid limit and page.
 func (s *Store) list(ctx context.Context, limit ratelimit.Limit, page ratelimit.Page, yield func(ratelimit.Status, error) bool) {
 	d := bucket.Definition(limit.Definition())
 	var (
 		key     string         // of the rows being read
-		states  []bucket.State // of these; nil before the first
+		states  []bucket.State // of the key's shards; nil before its first row
 		at      time.Time      // when the last of them was read
 		yielded int
 	)

@@ -53,11 +53,10 @@ func (s *Store) Settle(ctx context.Context, r *ratelimit.Receipt, used ...float6
 	return s.editor.Settle(ctx, r, append([]float64{}, used...))
 }
 
-// CancelTx gives back, inside tx, exactly the tokens that a call took, to the rows that they
-// were taken from. It is [Store.SettleTx] with no tokens used, but that it reports false,
-// rather than an error, when there is nothing to give back: when the receipt is nil or of a
-// call that took nothing, was settled or cancelled before, or was taken in a transaction that
-// was rolled back.
+// CancelTx gives back, inside tx, exactly the tokens that a call took, to the rows that they were
+// taken from. It is [Store.SettleTx] with no tokens used. It reports false, without an error, if
+// there is nothing to give back: the receipt is nil, or its call took nothing, was settled or
+// cancelled before, or was rolled back.
 func (s *Store) CancelTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt) (cancelled bool, err error) {
 	err = s.usableIn(tx)
 	if !receipt.Pays(r) {

@@ -12,17 +12,17 @@ type Stats struct {
 	// their wake, such as returning prefetched tokens.
 	UnderWay int64
 
-	// Statements is how often calls on their own that had gathered were decided together, and
-	// Calls how many they were: Calls / Statements is how many shared a statement. A call that
-	// had to wait for a locked row is in several.
+	// Statements is how often calls on their own were decided together, and Calls is how many they
+	// were: Calls / Statements shared a statement. A call that waited for a locked row counts
+	// several times.
 	Statements, Calls int64
 
-	// Retries is how often a statement or transaction of the Store was run again since
-	// PostgreSQL asked for that, by 40001 or 40P01.
+	// Retries is how often a statement or transaction of the Store was run again because PostgreSQL
+	// asked for that, by 40001 or 40P01.
 	Retries int64
 
-	// LockedRows is how many rows others had locked lately, or have, and whose calls therefore
-	// queue by themselves.
+	// LockedRows is how many rows have a queue of their own, because other transactions have or
+	// lately had them locked.
 	LockedRows int
 
 	// Queued is how many transactions of AllowFunc and ReserveFunc wait for their turn.
@@ -35,7 +35,7 @@ type Stats struct {
 // Held is the tokens of a limit that a process holds in its memory.
 type Held struct {
 	Limit  string
-	Keys   int // that something is held of
+	Keys   int // keys with held tokens
 	Tokens float64
 }
 
@@ -58,19 +58,19 @@ func (s *Store) Stats() Stats {
 	return stats
 }
 
-// Versions is the old versions of rows that PostgreSQL keeps, and why. Each take leaves one, and
-// they are thrown away as soon as no snapshot may see them. While one is held (by a transaction such
-// as a dump or a report, a standby with hot_standby_feedback, the slot of one, or a prepared
+// Versions has the old versions of rows that PostgreSQL keeps, and what keeps them. Each take
+// leaves one, which is removed once no snapshot may see it. While one is held (by a transaction
+// such as a dump or a report, a standby with hot_standby_feedback, the slot of one, or a prepared
 // transaction), a key that is taken from often becomes slow within minutes.
 type Versions struct {
 	Dead   int64  // versions of the table's rows, as far as PostgreSQL has counted them
 	Since  int64  // how many transactions have begun since the oldest snapshot
-	Kind   string // of what holds that: "transaction", "standby", "replication slot", "prepared transaction"; "" for nothing
+	Kind   string // of what holds that snapshot: "transaction", "standby", "replication slot", "prepared transaction"; "" for nothing
 	Holder string // its process, the standby's application_name, the slot, or the prepared transaction
 }
 
-// Versions reads them. A role without pg_read_all_stats does not see the transactions of others. It
-// writes and locks nothing, and is safe for concurrent use.
+// Versions reads the [Versions] of the table. A role without pg_read_all_stats does not see the
+// transactions of others. It writes and locks nothing, and is safe for concurrent use.
 func (s *Store) Versions(ctx context.Context) (v Versions, err error) {
 	err = s.alone(ctx, "versions", func(ctx context.Context) error {
 		v.Dead, v.Kind, v.Holder, v.Since, err = s.table.Versions(ctx, s.conn.Pool)
@@ -79,13 +79,13 @@ func (s *Store) Versions(ctx context.Context) (v Versions, err error) {
 	return v, err
 }
 
-// Probe asks the server to commit an empty transaction, on a connection that it makes for this and
-// closes, so that neither connections in use nor dead ones of the pool matter. The commit waits for the
-// disk and the synchronous standbys, as the calls do. Where it is refused, Probe asks to be answered. If the server
-// has no room for that one, it is asked by a connection of the pool. The first answer after a probe
-// that failed has the pool replace its connections, since those may be dead without knowing. Until the
-// pool has one again, and for 30 seconds at most, Probe returns an error. Package fallback calls it
-// once a second while the database is silent.
+// Probe asks the server to commit an empty transaction on a new connection, which it then closes.
+// So it does not matter whether the pool's connections are in use or dead. The commit waits for the
+// disk and the synchronous standbys, as the calls do. If the server refuses that, any answer is
+// enough. If it has no room for another connection, Probe uses one of the pool. After a failed
+// probe, the first answered one makes the pool replace its connections, since these may be dead.
+// Until the pool has one again, and for 30 seconds at most, Probe returns an error. Package
+// fallback calls it once a second while the database is silent.
 func (s *Store) Probe(ctx context.Context) error {
 	if err := s.usable(); err != nil {
 		return err
@@ -93,7 +93,7 @@ func (s *Store) Probe(ctx context.Context) error {
 	return s.conn.Probe(ctx)
 }
 
-// PoolInUse reports whether the application has all connections of the pool in use, so that a call has
-// to wait for one. It is false unless the last 30 seconds have a Probe that was answered and none that
+// PoolInUse reports whether the application has all connections of the pool in use, so that a call
+// has to wait for one. It is false unless in the last 30 seconds a Probe was answered and none
 // failed, since the connections may be dead. A Store without a pool has none in use.
 func (s *Store) PoolInUse() bool { return s.usable() == nil && s.conn.InUse() }

@@ -40,9 +40,9 @@ type Store struct {
 	observer *watch.Observer // nil without Config.Observe
 }
 
-// New makes a Store. A nil pool is enough for the verbs that take a
-// transaction; a nil config means the defaults. The table must be there by the
-// first call: see packages migrations and migrate, and [Store.Ready].
+// New makes a Store. A nil pool is enough for the verbs that take a transaction; a nil config means
+// the defaults. The table must be there at the first call: see packages migrations and migrate, and
+// [Store.Ready].
 func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 	if config == nil {
 		config = &Config{}
@@ -68,10 +68,10 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 	return s, nil
 }
 
-// Close waits until decisions on their own that are under way, those that wait included, have
-// ended, gives back the tokens prefetched by Config.Escrow, and refuses new ones with
-// [ErrClosed], but for those that are refused from memory. Without Config.Escrow it need not be
-// called. Close the pool after it. The verbs that take a transaction go on working.
+// Close waits until the decisions on their own that are under way have ended, also those that wait
+// for a row. Then it gives back the tokens prefetched by Config.Escrow. New decisions on their own
+// return [ErrClosed], unless memory refuses them. Without Config.Escrow it need not be called.
+// Close the pool after it. The verbs that take a transaction go on working.
 func (s *Store) Close() {
 	if s.usable() == nil {
 		s.conn.Work.Close()
@@ -102,7 +102,7 @@ func (s *Store) usable() error {
 	return nil
 }
 
-// usableIn returns the same error, or that of a nil transaction.
+// usableIn returns an error if the Store was not made by New, or if tx is nil.
 func (s *Store) usableIn(tx pgx.Tx) error {
 	if err := s.usable(); err != nil {
 		return err
@@ -130,11 +130,11 @@ func (s *Store) watch(ctx context.Context, verb ratelimit.Verb, form ratelimit.F
 // none. The tokens are spent if and only if tx commits; rolling back, to a savepoint before it
 // too, gives them back.
 //
-// A refusal is a [ratelimit.Result] that is not OK, not an error, and leaves tx usable. Errors
-// are [ratelimit.ErrInvalid], [ratelimit.ErrExceedsCapacity], [ErrNotMigrated] and those of
-// PostgreSQL and pgx, for errors.As: under REPEATABLE READ and SERIALIZABLE a concurrent commit
-// is a *pgconn.PgError with code 40001, and the transaction must be run again from its start,
-// as [Store.AllowFunc] does.
+// A refusal is a [ratelimit.Result] that is not OK, not an error, and leaves tx usable. Errors are
+// [ratelimit.ErrInvalid], [ratelimit.ErrExceedsCapacity], [ErrNotMigrated] and those of PostgreSQL
+// and pgx, for errors.As. Under REPEATABLE READ and SERIALIZABLE a concurrent commit is a
+// *pgconn.PgError with code 40001. The transaction must then be run again from its start, as
+// [Store.AllowFunc] does.
 //
 // When granted it is one round trip. The row stays locked until tx ends, also after a refusal,
 // so other transactions wait for it: take late, or commit soon. The wait is bounded by ctx, and
@@ -172,17 +172,15 @@ func (s *Store) CheckReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratel
 // Allow is [Store.AllowTx] on its own: it is decided and durable when it returns, and stays
 // spent even if the caller fails. After an error it may be spent, and is not granted.
 //
-// It shares its statement with others'. If a transaction has the row locked it
-// waits for that, while the others do not, until its context ends; without a
-// deadline that is after Config.Timeout, and the error is [ErrLocked]. So it ends
-// also when it is the caller's own transaction that has the row, for which it
-// would otherwise wait for ever.
+// It shares its statement with other calls. If a transaction has the row locked, it waits until its
+// context ends, or without a deadline for Config.Timeout; the error is then [ErrLocked]. So it ends
+// even if the caller's own transaction has the row. Calls for other rows do not wait.
 func (s *Store) Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.decide(ctx, decide.All, false, requests)
 }
 
-// Reserve is [Store.ReserveTx] on its own. [Store.Cancel] gives a reservation
-// back that is not wanted any more. It waits for a locked row as [Store.Allow] does.
+// Reserve is [Store.ReserveTx] on its own. [Store.Cancel] gives a reservation back. It waits for a
+// locked row as [Store.Allow] does.
 func (s *Store) Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.decide(ctx, decide.All, true, requests)
 }
@@ -213,12 +211,12 @@ func (s *Store) Take(ctx context.Context, requests ...ratelimit.Request) error {
 	return err
 }
 
-// AllowAtMostTx takes, inside tx, as many whole tokens as there are, up to the request's count,
-// and returns their number in the result's Taken. It is refused when there is less than one;
-// RetryAfter is then the time until there is one. It is for a scheduler that asks how many of
-// 100 jobs it may start now. A count below 1 is [ratelimit.ErrInvalid], and its fraction does
-// not count; one above the capacity takes the tokens available. Of a limit without shards it is
-// two round trips when granted, and one when refused. In all else it is [Store.AllowTx].
+// AllowAtMostTx takes, inside tx, as many whole tokens as there are, up to the request's count, and
+// returns their number in the result's Taken. It is refused when there is less than one; RetryAfter
+// is then the time until there is one. It is for a scheduler that asks how many of 100 jobs it may
+// start now. A count below 1 is [ratelimit.ErrInvalid]. The count's fraction is dropped, and a
+// count above the capacity takes the tokens available. Of a limit without shards it is two round
+// trips when granted, and one when refused. In all else it is [Store.AllowTx].
 func (s *Store) AllowAtMostTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
 	return s.decideTx(ctx, tx, decide.AtMost, false, []ratelimit.Request{r})
 }
@@ -303,8 +301,9 @@ func (s *Store) ReserveFunc(ctx context.Context, requests []ratelimit.Request, d
 // that rows are locked for one round trip. BEGIN travels with the first statement of do. An empty level
 // is that of AllowFunc; READ COMMITTED is enough for a limit.
 //
-// do runs before the decision, so it gets no Result; only from memory (Config.Escrow) it takes before. A refusal rolls its work back. The error, attempts
-// and deadline are those of [Store.AllowFunc]. Limits and modes are those of [Store.QueueTake].
+// do runs before the decision, so it gets no Result. (Tokens from memory, by Config.Escrow, are
+// claimed before do.) A refusal rolls its work back. The error, attempts and deadline are those of
+// [Store.AllowFunc]. Limits and modes are those of [Store.QueueTake].
 //
 // Leave COMMIT to the runner, or call tx.Commit, which takes as well. If do sends COMMIT as a statement,
 // nothing is taken, and that is an error. Refusals are costly, and so is one hot key at SERIALIZABLE: see
@@ -333,7 +332,7 @@ func (s *Store) decide(ctx context.Context, verb decide.Verb, reserve bool, requ
 	if s.observer == nil {
 		return s.decideWatched(ctx, nil, verb, reserve, requests)
 	}
-	var w watch.Watch // whose time begins when it is not answered from memory
+	var w watch.Watch // its time begins only if memory does not answer
 	w.BeginLater(s.observer, ctx, verb.Observed(reserve), ratelimit.FormOwn, requests)
 	result, err := s.decideWatched(ctx, &w, verb, reserve, requests)
 	w.Report(&result, err)

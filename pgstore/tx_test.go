@@ -21,19 +21,6 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-func allowTx(ctx context.Context, store *pgstore.Store, tx pgx.Tx, requests []ratelimit.Request) error {
-	return store.TakeTx(ctx, tx, requests...)
-}
-
-func reserveTx(ctx context.Context, store *pgstore.Store, tx pgx.Tx, requests []ratelimit.Request) error {
-	result, err := store.ReserveTx(ctx, tx, requests...)
-	return errors.Join(err, result.Err())
-}
-
-func creditTx(ctx context.Context, store *pgstore.Store, tx pgx.Tx, requests []ratelimit.Request) error {
-	return errOf(store.CreditTx(ctx, tx, requests[0]))
-}
-
 // errorResponses collects what the server reports as errors.
 type errorResponses struct {
 	mu  sync.Mutex
@@ -126,6 +113,46 @@ func wantUnlocked(t *testing.T, db *pgtest.DB, want bool) {
 	})
 	if want && err != nil || !want && codeOf(err) != "55P03" {
 		t.Errorf("got %v, want all rows unlocked: %v", err, want)
+	}
+}
+
+// Who waits for a row gets what the one before leaves, and knows what that one did.
+func TestWaitingForARow(t *testing.T) {
+	t.Parallel()
+	db, store := setUp(t)
+	type outcome struct {
+		ok   bool
+		code string
+	}
+	after := map[bool]map[pgx.TxIsoLevel]outcome{ // a rollback, or a commit
+		false: {pgx.ReadCommitted: {true, ""}, pgx.RepeatableRead: {true, ""}, pgx.Serializable: {true, ""}},
+		true:  {pgx.ReadCommitted: {false, ""}, pgx.RepeatableRead: {false, serializationFailure}, pgx.Serializable: {false, serializationFailure}},
+	}
+	for name, limit := range map[string]ratelimit.Limit{
+		"no row": slow("bucket", 1), "a row": slow("bucket", 10), "no window": slowWindow("window", 1), "a window": slowWindow("window", 10),
+	} {
+		for commit, outcomes := range after {
+			for level, want := range outcomes {
+				t.Run(fmt.Sprintf("%s/commit %v/%s", name, commit, level), func(t *testing.T) {
+					r := limit.For(t.Name())
+					if capacity := limit.Definition().Capacity; capacity > 1 {
+						mustAllow(t, store, limit.ForN(r.Key, capacity-1))
+					}
+					first, second := begin(t, db, level), begin(t, db, level)
+					takeIn(t, store, first, r)
+					later := allowLater(store, second, r)
+					waitsForLock(t, db, second)
+					end(t, map[bool]func(context.Context) error{false: first.Rollback, true: first.Commit}[commit])
+					got := <-later
+					if got := (outcome{got.OK, codeOf(got.err)}); got != want {
+						t.Errorf("got %v, want %v", got, want)
+					}
+					if want.code == "" {
+						must(t, got.err)
+					}
+				})
+			}
+		}
 	}
 }
 

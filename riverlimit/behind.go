@@ -9,12 +9,12 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/gate"
 )
 
-// late is how long after its turn a job keeps it: well above the 5 seconds by which River is late.
+// late is how long after its turn a job keeps it. River is up to 5 seconds late.
 const late = 15 * time.Second
 
-// waits sleeps in the worker until a refusal may be over, if the job may start within MaxWait. Of a limit's
-// key no more jobs do so in a process than tokens are due within that; then it reports false, and so it
-// does when ctx is over.
+// waits sleeps in the worker until a refusal may be over, and reports whether it did. It does not
+// sleep if the job could not start within MaxWait, or if as many jobs of the limit's key sleep here
+// as tokens are due within that. It ends with ctx.
 func (m *Middleware) waits(ctx context.Context, refused ratelimit.Result, since time.Time, d time.Duration) bool {
 	if time.Since(since)+d+debt(refused.Request) > m.config.MaxWait {
 		return false
@@ -27,10 +27,10 @@ func (m *Middleware) waits(ctx context.Context, refused ratelimit.Result, since 
 	return float64(ahead)*refused.Request.Count < max(due, 1) && sleep(ctx, d)
 }
 
-// putBehind gives a job that was refused a place behind those that were refused before it, and returns
-// when its turn is. The places are reservations of a limit of their own, which has the rate and no bound.
-// A job that comes at its turn, and is refused again since another came before, keeps its turn; one that
-// comes long after it, as all do when a pause is over, gets another, or all would come again at once.
+// putBehind gives a refused job a place behind those refused before it, and returns when its turn
+// is. Places are reservations of another limit, with the same rate and no bound. A job that comes
+// at its turn and is refused again keeps its turn. One that comes long after it gets another: after
+// a pause all come late, and would come again at once.
 func (m *Middleware) putBehind(ctx context.Context, n note, refused ratelimit.Result, at time.Time) (note, time.Time) {
 	line, ok := m.line(refused.Request)
 	if !ok || refused.At.Before(n.Turn.Add(late)) {
@@ -40,7 +40,7 @@ func (m *Middleware) putBehind(ctx context.Context, n note, refused ratelimit.Re
 	if err != nil {
 		return n, at
 	}
-	own := span(line.Count, line) // for which the first in line waits
+	own := span(line.Count, line) // how long the first in line waits
 	n.Turn = at.Add(max(0, debt(refused.Request)+place.RetryAfter-own-m.config.MaxWait/2))
 	return n, n.Turn
 }
@@ -52,8 +52,8 @@ func (m *Middleware) line(r ratelimit.Request) (ratelimit.Request, bool) {
 	return r, r.Validate() == nil
 }
 
-// debt returns how long the debt of a limit takes that refuses for it: a reservation that is accepted then
-// is due so much later.
+// debt returns how long a limit takes to refill its largest debt. A reservation accepted at that
+// debt is due so much later.
 func debt(r ratelimit.Request) time.Duration {
 	most := r.Limit.Definition().MaxReserved
 	if math.IsInf(most, 0) {

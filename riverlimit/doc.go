@@ -10,8 +10,8 @@
 //     limits reserved at insertion. It holds the job back until the instant, in the worker if
 //     that is near, otherwise with a snooze, so that limiting never uses up an attempt.
 //
-// A Middleware also holds jobs back while their limit is paused, see [Middleware.Pause], or
-// switched off by [ratelimit.ModeRefuse]: those too that were inserted before that.
+// A Middleware also holds jobs back while their limit is paused ([Middleware.Pause]) or switched
+// off ([ratelimit.ModeRefuse]), even if they were inserted before that.
 //
 // # Averages and starts
 //

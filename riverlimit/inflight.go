@@ -12,7 +12,8 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// inFlight does a job's work while it holds a permit, if it is to have one. A job that gets none is parked.
+// inFlight does a job's work while it holds its permits, if it needs any. A job that gets none is
+// parked.
 func (m *Middleware) inFlight(ctx context.Context, job *rivertype.JobRow, work func(context.Context) error) error {
 	asked := permitsOf(m.config.Catalog, m.config.InFlight, job)
 	if asked.Limit.Name == "" {
@@ -29,7 +30,7 @@ func (m *Middleware) inFlight(ctx context.Context, job *rivertype.JobRow, work f
 		return clockOf(&permit).snooze(permit.NotBefore.Add(rand.N(m.config.MaxWait)))
 	case !permit.OK:
 		return m.park(ctx, c, job, &asked, &permit)
-	case noteOf(ctx, job).Parked && job.ScheduledAt.After(job.CreatedAt): // a woken job is scheduled as it was created
+	case noteOf(ctx, job).Parked && job.ScheduledAt.After(job.CreatedAt): // the job came by itself: a woken one is due at its creation
 		m.lines.looks(c, &permit, job.ID)
 	}
 	return m.store.Permits().Keep(ctx, permit, func(ctx context.Context, permit ratelimit.Permit) error {
@@ -52,8 +53,8 @@ func permitsOf(catalog ratelimit.Catalog, of func(*rivertype.JobRow) ratelimit.P
 	return asked
 }
 
-// acquire returns the job's permit, or the refusal of the part for which it has to wait. Where jobs wait in
-// line a new one asks only if it may wait in a worker.
+// acquire returns the job's permit, or the refusal of the part for which it has to wait. If jobs
+// wait in line, a new job asks only if it may wait in a worker.
 func (m *Middleware) acquire(ctx context.Context, c client, job *rivertype.JobRow, asked *ratelimit.PermitRequest) (permit ratelimit.Permit, err error) {
 	if err := asked.Validate(); err != nil {
 		return ratelimit.Permit{}, err
@@ -78,14 +79,13 @@ func (m *Middleware) acquire(ctx context.Context, c client, job *rivertype.JobRo
 	return refusalOf(asked), nil
 }
 
-// refusalOf returns the refusal of a request of which nobody has asked when a permit may be free.
+// refusalOf returns a refusal without asking the database. Its NotBefore is a lease from now.
 func refusalOf(asked *ratelimit.PermitRequest) ratelimit.Permit {
 	now := time.Now()
 	return ratelimit.Permit{InFlight: asked.Limit, Key: asked.Key, N: asked.N, At: now, NotBefore: now.Add(asked.Limit.LeaseOrDefault())}
 }
 
-// park parks a job that was refused: until it is woken, or if it is the first in its line, until a lease
-// ends.
+// park parks a refused job until it is woken. The first in its line also comes when a lease ends.
 func (m *Middleware) park(ctx context.Context, c client, job *rivertype.JobRow, asked *ratelimit.PermitRequest, refused *ratelimit.Permit) error {
 	e := ratelimit.Event{Outcome: ratelimit.OutcomeRefused, Permit: refused}
 	first, err := m.lines.park(ctx, c, job, asked, refused)

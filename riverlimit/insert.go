@@ -36,15 +36,15 @@ type Inserter struct {
 	// *catalog.Catalog. Nil takes requests as they are.
 	Catalog ratelimit.Catalog
 
-	// InFlight is that of the Middleware, and is called with jobs that have no ID yet. If jobs of the key
-	// wait in line, or those before it in the call need all permits, a job is parked at once, so no worker
-	// fetches it in vain. Jobs that are scheduled for later are not. The default is none: jobs are parked
-	// when they are fetched.
+	// InFlight is that of the Middleware, and is called with jobs that have no ID yet. A job is
+	// parked at once if jobs of its key wait in line, or if earlier jobs of the call need all
+	// permits. So no worker fetches it in vain. Jobs scheduled for later are not parked. The
+	// default, nil, parks jobs when they are fetched.
 	InFlight func(job *rivertype.JobRow) ratelimit.PermitRequest
 
-	// MaxParked is how many jobs may wait in a line. A call that would make one longer is refused: it is a
-	// [LineFullError], and inserts nothing. Jobs that are parked when they are fetched do not count as
-	// too many. The default is any number.
+	// MaxParked is how many jobs may wait in a line. A call that would make one longer is refused:
+	// it is a [LineFullError], and inserts nothing. Jobs that are parked when they are fetched are
+	// never refused. The default is any number.
 	MaxParked int
 
 	// Jitter spreads jobs that must wait: each is scheduled up to this much after the instant at which
@@ -63,7 +63,7 @@ type Inserted struct {
 	Reservation ratelimit.Result
 }
 
-// shown is what logs and JSON have of an Inserted.
+// shown holds what logs and JSON show of an Inserted.
 type shown struct {
 	JobID       int64            `json:"job_id"`
 	ScheduledAt time.Time        `json:"scheduled_at"`
@@ -158,13 +158,13 @@ func (in Inserter) InsertManyTx(ctx context.Context, tx pgx.Tx, params []InsertM
 	return inserted, err
 }
 
-// reservations are those for many jobs.
+// reservations holds the reservations for many jobs.
 type reservations struct {
 	in     Inserter
 	params []InsertManyParams
 	jobs   []ratelimit.Result // of each job
-	wholes []ratelimit.Result // of which those are parts
-	one    bool               // a reservation of all jobs, whose receipt none of them has
+	wholes []ratelimit.Result // which are split among the jobs
+	one    bool               // all jobs share one reservation, and none has its receipt
 }
 
 // reserve reserves for the jobs in an order.
@@ -205,7 +205,8 @@ func (r *reservations) insert(ctx context.Context, tx pgx.Tx) (inserted []*Inser
 	return inserted, nil
 }
 
-// alike is how many jobs, from the first on, take from its limits and keys in its modes.
+// alike returns how many jobs, from the first on, take from the same limits and keys in the same
+// modes.
 func (r *reservations) alike(order []int) int {
 	first, n := r.params[order[0]].Requests, 1
 	same := func(a, b ratelimit.Request) bool {
@@ -222,9 +223,9 @@ func sameMode(a, b ratelimit.Request) bool {
 	return max(a.Mode, ratelimit.ModeEnforce) == max(b.Mode, ratelimit.ModeEnforce)
 }
 
-// together makes one reservation for jobs that are alike. Their sum can be more than could ever
-// be granted at once, though some of them could be: then each is reserved by itself, so that
-// the error is that of the first that is too much.
+// together makes one reservation for jobs that are alike. Their sum may be more than the limit can
+// ever grant. Then fewer jobs share a reservation, so that only a job that is too large by itself
+// is an error.
 func (r *reservations) together(ctx context.Context, tx pgx.Tx, jobs []int) error {
 	sum, counts := r.sum(jobs)
 	whole, err := r.in.reserve(ctx, tx, sum)
@@ -247,8 +248,8 @@ func (r *reservations) together(ctx context.Context, tx pgx.Tx, jobs []int) erro
 	return err
 }
 
-// fitting returns how many of so many equal jobs one reservation is tried for, when for
-// all of them it cannot be.
+// fitting returns for how many of so many equal jobs to try one reservation, after one for all of
+// them failed.
 func fitting(jobs int, err error) int {
 	var exceeds *ratelimit.ExceedsCapacityError
 	if !errors.As(err, &exceeds) {
@@ -258,8 +259,8 @@ func fitting(jobs int, err error) int {
 	return min(max(int(float64(jobs)*share+1e-9), 1), jobs-1)
 }
 
-// sum returns the tokens that jobs that are alike take together, and those of each of them,
-// both in the order of a result's Each: requests for the same limit and key are one there.
+// sum returns the requests of alike jobs together, and the counts of each job. As in a result's
+// Each, requests for the same limit and key are one.
 func (r *reservations) sum(jobs []int) (sum []ratelimit.Request, counts [][]float64) {
 	var place []int
 	for i, a := range r.params[jobs[0]].Requests {
@@ -294,7 +295,7 @@ func (in Inserter) inOrder(ctx context.Context, tx pgx.Tx, params []InsertManyPa
 			if err := r.Validate(); err != nil {
 				return nil, err
 			}
-			r.Count, r.Mode = 0, ratelimit.ModeEnforce // which asks for the row in any case
+			r.Count, r.Mode = 0, ratelimit.ModeEnforce // so that the row is locked in every mode
 			rows = append(rows, r)
 		}
 	}
@@ -348,7 +349,7 @@ func (in Inserter) InsertBatchTx(ctx context.Context, tx pgx.Tx, params []river.
 	return inserted, err
 }
 
-// usable is the error of an Inserter that lacks a part.
+// usable returns an error if Client or Store is missing.
 func (in Inserter) usable() error {
 	switch {
 	case in.Client == nil:
@@ -359,8 +360,7 @@ func (in Inserter) usable() error {
 	return nil
 }
 
-// reserve returns a reservation for a job. Its only error that is not the store's
-// is the refusal.
+// reserve returns a reservation for jobs. A refusal is an error.
 func (in Inserter) reserve(ctx context.Context, tx pgx.Tx, requests []ratelimit.Request) (ratelimit.Result, error) {
 	if len(requests) == 0 {
 		return ratelimit.Result{}, nil

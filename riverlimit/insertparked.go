@@ -80,8 +80,9 @@ func (in Inserter) wakeBehind(ctx context.Context, tx pgx.Tx, put []*parking, li
 	return wake(ctx, tx, in.Store, calls)
 }
 
-// parkings returns the places of jobs in lines, nil for a job that may start, and the lines. It schedules the jobs that have
-// a place: until they are woken, or the first of a line until a lease ends.
+// parkings returns the places of jobs in lines, nil for a job that may start, and the lines. It
+// schedules a job with a place for later, when it comes by itself: the first of a line after a
+// lease, the others after parkedFor.
 func (in Inserter) parkings(ctx context.Context, tx pgx.Tx, jobs []river.InsertManyParams) ([]*parking, map[lineID]*newLine, error) {
 	asked := make([]ratelimit.PermitRequest, len(jobs))
 	lines := make(map[lineID]*newLine)
@@ -140,11 +141,11 @@ func (in Inserter) parkings(ctx context.Context, tx pgx.Tx, jobs []river.InsertM
 type newLine struct {
 	limit ratelimit.InFlight
 	jobs  int // that are parked, up to one more than MaxParked
-	free  int // permits, if nobody waits
+	free  int // permits that no earlier job of the call has taken
 }
 
-// refuses returns the part of a request behind whose line a job has to wait; nil if it may start, and then it
-// has its permits.
+// refuses returns the part of a request that a job has to wait for, and its line. It returns nil if
+// the job may start, and counts its permits as taken.
 func (in Inserter) refuses(lines map[lineID]*newLine, asked *ratelimit.PermitRequest) (*ratelimit.PermitRequest, *newLine) {
 	parts := asked.Parts()
 	for i, p := range parts {
@@ -159,9 +160,9 @@ func (in Inserter) refuses(lines map[lineID]*newLine, asked *ratelimit.PermitReq
 	return nil, nil
 }
 
-// linesSQL returns how many jobs are in lines, and locks the last of each: it stays in its line until the
-// transaction ends, so what wakes it goes on looking, and finds the jobs that are parked behind it. If
-// all are being woken there is no line.
+// linesSQL returns how many jobs are in lines, and locks the last job of each until the transaction
+// ends. So it cannot be woken before. A process that wakes jobs looks again, and finds those parked
+// behind it. If all jobs are being woken, the line counts as empty.
 const linesSQL = `WITH lines AS MATERIALIZED (
 	SELECT * FROM unnest($2::text[], $3::text[]) WITH ORDINALITY AS l (name, key, i)
 ), last AS MATERIALIZED (

@@ -19,28 +19,29 @@ import (
 )
 
 const (
-	// lookAfter is when a line is looked at after a permit was released of a key of which no line is
-	// known here, up to twice that: another process may have parked a job meanwhile.
+	// A line that is not known here is looked at between lookAfter and twice that after a release.
+	// Another process may have parked a job meanwhile.
 	lookAfter = 100 * time.Millisecond
 
-	// lookParked is when it is looked at after a job was parked, once River has written its snooze.
+	// lookParked is how long after a job was parked its line is looked at. River has written its
+	// snooze by then.
 	lookParked = 350 * time.Millisecond
 
-	// soon is for how long a job may wait for a permit in a worker, by the time for which permits are
-	// held on average: about as long as River takes to fetch another. So jobs of seconds wait in no
-	// worker, and those of milliseconds need not wait for River.
+	// soon bounds the expected wait of a job for a permit in a worker. River takes about as long to
+	// fetch another job. So jobs of seconds wait in no worker, and those of milliseconds need not
+	// wait for River.
 	soon = 250 * time.Millisecond
 
 	wakeTimeout = 5 * time.Second
 	mostParked  = 1000 // jobs of a statement
 	mostLooked  = 100  // lines of a statement
 
-	// mostBehind is how many jobs a tenant may be ahead of others under a shared limit, to make up for earlier ones.
+	// mostBehind is how many jobs a tenant may catch up on others under a shared limit.
 	mostBehind = 20
 )
 
-// lines is what a process knows of the lines of its jobs. It knows of a line when it has parked a job there,
-// or found one when it looked, until it finds none.
+// lines is what a process knows of the lines of its jobs. It knows a line from when it has parked
+// or found a job there until it finds none.
 type lines struct {
 	store   *pgstore.Store
 	catalog ratelimit.Catalog
@@ -52,24 +53,24 @@ type lines struct {
 	of      map[lineID]*line
 	took    map[string]time.Duration // for how long permits of a limit are held, on average
 	running bool
-	later   time.Time // when to look at the lines of keys of which none is known
+	later   time.Time // when to look at lines that are not known
 	logged  time.Time
 }
 
-// line is what is known of one.
+// line is what is known of a line.
 type line struct {
 	lineID
 	limit   ratelimit.InFlight
-	shared  *line         // that of the last limit that its jobs ask for: itself, if they ask for no other
-	under   []*line       // those of which it is the shared one
-	used    time.Duration // for how long its jobs have held permits; of a shared one, that of the line under it that was woken last
+	shared  *line         // the line of the last limit that its jobs ask for; itself if they ask for one
+	under   []*line       // the lines whose shared line it is
+	used    time.Duration // for how long its jobs have held permits; of a shared line, the most of those that had a turn
 	known   bool          // that jobs are parked there
 	parks   int           // how many jobs were parked there from here
 	left    []int64       // jobs that have come by themselves, until they are taken out
-	waiting int           // jobs that wait for a permit in a worker here
+	waiting int           // weight of the jobs that wait in workers here
 	moved   time.Time     // when jobs were parked or woken there last
 	next    time.Time     // when to look at it; never if it is zero
-	pause   time.Duration // until the look after that, if none of its jobs could be woken though there was room
+	pause   time.Duration // before the next look, if the last one found room but woke no job
 }
 
 func newLines(store *pgstore.Store, catalog ratelimit.Catalog, logger *slog.Logger) *lines {
@@ -84,7 +85,7 @@ type client interface {
 	Stopped() <-chan struct{}
 }
 
-// clientOf returns the client that works the job whose context it is, or nil.
+// clientOf returns the client that works the job of ctx, or nil.
 func clientOf(ctx context.Context) client {
 	if c, err := river.ClientFromContextSafely[pgx.Tx](ctx); err == nil {
 		return c
@@ -115,9 +116,9 @@ func (l *lines) line(id lineID, limit ratelimit.InFlight) *line {
 	return li
 }
 
-// standby returns how many jobs' weight may wait for permits of a line in workers here, beside those that
-// do; it is negative if more do. Jobs that ask for a further limit are no more than may wait for that, or
-// a tenant's would keep those of others from the workers. It needs mu.
+// standby returns how much more weight may wait for permits of a line in workers here; it is
+// negative if too much does. It is at most that of the shared line, or one tenant's jobs would keep
+// others' from the workers. It needs mu.
 func (l *lines) standby(li *line) int {
 	n := l.startSoon(li)
 	if li.shared != nil {
@@ -126,7 +127,7 @@ func (l *lines) standby(li *line) int {
 	return n
 }
 
-// startSoon is standby by the line's own limit.
+// startSoon returns standby by the line's own limit only.
 func (l *lines) startSoon(li *line) int {
 	took := l.took[li.name]
 	if took == 0 {
@@ -135,10 +136,10 @@ func (l *lines) startSoon(li *line) int {
 	return min(int(time.Duration(li.limit.Limit)*soon/took), 2*li.limit.Limit+fronts) - li.waiting
 }
 
-// enter returns for how long a job may wait for its permits in a worker; it must leave then. 0 is not at all:
-// it asks. A new job for which others wait in line already, and as many as may in workers here, does not
-// ask either: then enter returns the part of its request of which that is so. One that was woken waits in
-// any case, but not long.
+// enter returns for how long a job may wait for its permits in a worker. A job that waits must
+// leave afterwards; with 0 it asks without waiting. A new job may neither wait nor ask if as many
+// jobs of a known line wait here as may: then full is that part of its request. A woken job waits
+// all the same, but not long.
 func (l *lines) enter(c client, asked *ratelimit.PermitRequest, woken bool, most time.Duration) (wait time.Duration, full *ratelimit.PermitRequest) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -216,12 +217,13 @@ func (l *lines) serve(ctx context.Context, tickets []*batch.Ticket[*parking]) {
 	}
 }
 
-// alone runs a statement at READ COMMITTED, whatever the default is: others must not fail it.
+// alone runs a statement at READ COMMITTED, whatever the default is: stricter levels let others
+// fail it.
 func (l *lines) alone(ctx context.Context, do func(tx pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, l.store.Pool(), pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, do)
 }
 
-// lookAt has a line looked at by an instant. It needs mu.
+// lookAt makes sure that a line is looked at by an instant.
 func (l *lines) lookAt(c client, li *line, at time.Time) {
 	if li.next.IsZero() || at.Before(li.next) {
 		li.next, li.pause = at, 0
@@ -241,12 +243,12 @@ func (l *lines) lookAt(c client, li *line, at time.Time) {
 	}
 }
 
-// end ends the work of a job that has held a permit since an instant. If jobs are parked for it, it releases
-// the permit in the transaction that wakes them. Otherwise the caller releases it.
+// end ends the work of a job that has held a permit since an instant. If jobs are parked for the
+// permit, end releases it in the transaction that wakes them. Otherwise the caller releases it.
 func (l *lines) end(ctx context.Context, c client, job int64, permit *ratelimit.Permit, since time.Time) {
 	calls, here := l.calls(c, permit, time.Since(since))
 	switch {
-	case here: // who waits here is handed the permit on
+	case here: // a job that waits here gets the permit
 		l.looks(c, permit)
 		return
 	case len(calls) == 0:
@@ -267,10 +269,10 @@ func (l *lines) end(ctx context.Context, c client, job int64, permit *ratelimit.
 	}
 }
 
-// calls returns what is asked of the known lines of a permit that is released, and has the others looked at
-// in a while and all together; unless a job waits for it in a worker here, and is handed it on, which no
-// permit of several limits is. Under a shared limit it asks the line whose turn it is in place of its own. It
-// notes for how long the permit was held.
+// calls returns the calls for the known lines of a permit that is released. The other lines are
+// looked at later, all together. Under a shared limit, the line whose turn it is takes the place of
+// the permit's own. A permit of one limit is handed to a job that waits for it in a worker here:
+// then here is true, and there are no calls. calls also notes for how long the permit was held.
 func (l *lines) calls(c client, permit *ratelimit.Permit, held time.Duration) (calls []*call, here bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -296,7 +298,7 @@ func (l *lines) calls(c client, permit *ratelimit.Permit, held time.Duration) (c
 	for _, p := range parts {
 		li := l.of[idOf(c, p.InFlight.Name, p.Key)]
 		freed := 1 + len(p.More)
-		if li.waiting > 0 { // for this one, or for one of another limit: who waits is counted, and what is free
+		if li.waiting > 0 { // such a job may take it, so the statement counts what is free
 			freed = 0
 		}
 		switch {
@@ -334,8 +336,9 @@ func (l *lines) share(c client, parts []ratelimit.Permit, held time.Duration) (s
 	return shared
 }
 
-// turn returns the line under a shared one whose next job is woken: of those that may have one more wait in
-// workers here, the one whose jobs have held permits for the shortest. It needs mu.
+// turn returns the line under a shared one whose next job is woken, or nil. Of those that may have
+// one more wait in workers here, it is the one whose jobs have held permits for the shortest time.
+// It needs mu.
 func (l *lines) turn(shared *line) (next *line) {
 	least := time.Duration(0)
 	for _, li := range shared.under {
@@ -350,7 +353,7 @@ func (l *lines) turn(shared *line) (next *line) {
 	return next
 }
 
-// leave ends the turns of a line under its shared one. It needs the mu of lines.
+// leave takes a line out of its shared one.
 func (li *line) leave() {
 	if li.shared != nil {
 		li.shared.under = slices.DeleteFunc(li.shared.under, func(u *line) bool { return u == li })
@@ -368,7 +371,7 @@ func (l *lines) forget(li *line) {
 	}
 }
 
-// call returns the question about a line, by what the catalog says now. Its answer says when to look
+// call returns the call for a line, by what the catalog says now. Its answer says when to look
 // again. It needs mu.
 func (l *lines) call(li *line, freed int) *call {
 	if l.catalog != nil {
@@ -382,8 +385,8 @@ func (l *lines) call(li *line, freed int) *call {
 	}
 }
 
-// passOn has the lines looked at of the parts of a request that have not refused it. The job may have been
-// woken for a permit of one of them, which it has not taken.
+// passOn makes sure that the lines of a request's other parts are looked at, which have not refused
+// it. The job may have been woken for a permit of one of them, and has not taken it.
 func (l *lines) passOn(c client, asked *ratelimit.PermitRequest, refused *ratelimit.Permit) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -394,8 +397,8 @@ func (l *lines) passOn(c client, asked *ratelimit.PermitRequest, refused *rateli
 	}
 }
 
-// looks has the lines of a permit looked at. Jobs that have come by themselves, at the end of a lease or
-// since somebody has retried them, leave their line once they have it; and there may be permits for others.
+// looks makes sure that the lines of a permit are looked at: there may be permits for other jobs.
+// The jobs in came leave their lines. They came by themselves, at the end of a lease or by a retry.
 func (l *lines) looks(c client, permit *ratelimit.Permit, came ...int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -412,7 +415,7 @@ func (l *lines) answered(c client, call *call) {
 	if li == nil {
 		return
 	}
-	li.known = call.More || li.parks != call.parks // which it may not have seen
+	li.known = call.More || li.parks != call.parks // the look may have missed these
 	if call.Woken > 0 {
 		li.moved = time.Now()
 	}
@@ -433,8 +436,8 @@ func (l *lines) answered(c client, call *call) {
 	li.pause = pause
 }
 
-// run looks at lines when they are due, until none is or the client has stopped; then once more at those
-// of which permits were released.
+// run looks at lines when they are due, until none is or the client has stopped. Then it looks once
+// more at those that are due soon.
 func (l *lines) run(stopped <-chan struct{}) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -467,8 +470,8 @@ func (l *lines) run(stopped <-chan struct{}) {
 	}
 }
 
-// look looks at the lines that are due at an instant. Unless it is the last time, those under a shared one are
-// left to their turns while jobs stand in that.
+// look looks at the lines that are due at an instant. Lines under a shared one in which jobs stand
+// are left to their turns, unless it is the last look.
 func (l *lines) look(at time.Time, last bool) {
 	for _, calls := range l.due(at, last) {
 		for len(calls) > 0 {

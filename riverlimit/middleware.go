@@ -136,8 +136,8 @@ type Middleware struct {
 
 var _ rivertype.WorkerMiddleware = (*Middleware)(nil)
 
-// NewMiddleware makes a Middleware. The store needs a pool. An error is
-// [ratelimit.ErrInvalid], and tells all that is wrong: as *[ratelimit.FieldError]s, joined.
+// NewMiddleware makes a Middleware. The store needs a pool. An error is [ratelimit.ErrInvalid], and
+// names every invalid field: it is a *[ratelimit.FieldError], or several joined.
 func NewMiddleware(store *pgstore.Store, config *MiddlewareConfig) (*Middleware, error) {
 	m := &Middleware{store: store}
 	if config != nil {
@@ -168,7 +168,7 @@ func NewMiddleware(store *pgstore.Store, config *MiddlewareConfig) (*Middleware,
 	return m, nil
 }
 
-// invalid is the error of a field of this package that has a value that it cannot have.
+// invalid returns an error for a field with an invalid value.
 func invalid(field string, value any, reason string) error {
 	return edge.Invalid("riverlimit", field, value, reason)
 }
@@ -184,7 +184,7 @@ func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner fu
 	return m.inFlight(ctx, job, func(ctx context.Context) error { return m.work(ctx, job, doInner) })
 }
 
-// work is Work of a job that has its permit.
+// work does the work of a job that has its permits.
 func (m *Middleware) work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
 	requests := m.requests(job)
 	if len(requests) == 0 {
@@ -238,7 +238,7 @@ func (m *Middleware) hold(ctx context.Context, job *rivertype.JobRow, requests [
 }
 
 // refused returns the snooze of a job if one of its limits is in ModeRefuse: until the mode ends,
-// or for RefusedFor. The store is asked for its time, and asks no database.
+// or for RefusedFor. The store answers from its clock, without the database.
 func (m *Middleware) refused(ctx context.Context, requests []ratelimit.Request) error {
 	if !slices.ContainsFunc(requests, func(r ratelimit.Request) bool { return r.Mode == ratelimit.ModeRefuse }) {
 		return nil
@@ -256,9 +256,9 @@ func slides(r ratelimit.Request) bool {
 	return ratelimit.NameOf(r.Limit) != "" && r.Limit.Definition().Kind == ratelimit.KindSlidingWindow
 }
 
-// reserveAll returns the job's reservation once it is due. Of several limits the one with the longest wait is
-// reserved first, and the others when that is due: what is reserved of a limit that others share is for
-// work that starts now.
+// reserveAll returns the job's reservation once it is due. Of several limits it reserves the one
+// with the longest wait first, and the others when that is due. So what it takes from a shared
+// limit is for work that starts now.
 func (m *Middleware) reserveAll(ctx context.Context, job *rivertype.JobRow, requests, holding []ratelimit.Request) (n note, now *instant, err error) {
 	n = noteOf(ctx, job)
 	earlier := len(n.Paid) > 0 // and maybe paused since
@@ -276,8 +276,8 @@ func (m *Middleware) reserveAll(ctx context.Context, job *rivertype.JobRow, requ
 	}
 }
 
-// reserve returns the job's reservation for what is not paid, or for a part of it, and if it had to be
-// made, when.
+// reserve returns n with a reservation for what is not paid, or for a part of it, and the
+// reservation's instant; nil if none had to be made.
 func (m *Middleware) reserve(ctx context.Context, n note, requests []ratelimit.Request) (note, *instant, error) {
 	unpaid := n.unpaid(requests)
 	for begun := time.Now(); len(unpaid) > 0; {
@@ -311,7 +311,7 @@ func (m *Middleware) askFirst(ctx context.Context, requests []ratelimit.Request)
 		longest := result.Request
 		var exceeds *ratelimit.ExceedsCapacityError
 		switch {
-		case errors.As(err, &exceeds): // at once, but it may with debt
+		case errors.As(err, &exceeds): // never at once, but perhaps with debt
 			longest = exceeds.Request
 		case err != nil || result.OK:
 			return requests, asked, result, err
@@ -335,8 +335,8 @@ func (m *Middleware) await(ctx context.Context, job *rivertype.JobRow, n note, n
 	if len(requests) == 0 {
 		return n, now, ctx.Err()
 	}
-	// Of pauses the gate knows, and AttemptedAt is when River's fetch found the
-	// job, on the database's clock. A sliding window has no gate if it is in time.
+	// The gate knows of pauses. AttemptedAt is when River's fetch found the job, on the database's
+	// clock. A sliding window in time has no gate.
 	gated := m.config.HardStart && !slices.ContainsFunc(requests, slides)
 	if gated && now == nil && job.AttemptedAt != nil && !job.AttemptedAt.Before(n.At) {
 		return n, nil, nil
@@ -388,14 +388,14 @@ func (m *Middleware) again(ctx context.Context, n note, requests []ratelimit.Req
 
 type jobKey struct{}
 
-// JobOf returns the job that MiddlewareConfig.Observe hears of, by the context that it is called
-// with; nil for the context of anything else, such as an event of a store.
+// JobOf returns the job of an event, from the context that MiddlewareConfig.Observe is called with.
+// It returns nil if the event is not a Middleware's, such as a store's.
 func JobOf(ctx context.Context) *rivertype.JobRow {
 	job, _ := ctx.Value(jobKey{}).(*rivertype.JobRow)
 	return job
 }
 
-// observe tells of a job, by the outcome of e, its error, and the requests or the permit.
+// observe reports a job's event, whose outcome, error, and requests or permit are set.
 func (m *Middleware) observe(ctx context.Context, job *rivertype.JobRow, e ratelimit.Event) {
 	if m.config.Observe == nil {
 		return
@@ -408,8 +408,7 @@ func (m *Middleware) observe(ctx context.Context, job *rivertype.JobRow, e ratel
 	m.config.Observe(context.WithValue(ctx, jobKey{}, job), e)
 }
 
-// putOff returns the error for River of a job that does not start because of err, and tells of
-// it by e.
+// putOff returns the error for River of a job that does not start because of err, and reports e.
 func (m *Middleware) putOff(ctx context.Context, job *rivertype.JobRow, e ratelimit.Event, err error) error {
 	var snooze *river.JobSnoozeError
 	if errors.As(err, &snooze) {
@@ -454,12 +453,12 @@ func (m *Middleware) Pause(ctx context.Context, pause time.Duration, requests ..
 // answer, so waits that are counted from it are never too short.
 type instant struct {
 	database, worker time.Time
-	asked            time.Time // when the database was, on the worker's
+	asked            time.Time // when the database was asked, on the worker's
 }
 
 func decided(r ratelimit.Result, asked time.Time) *instant { return &instant{r.At, time.Now(), asked} }
 
-// latest returns the latest that it can be by now on the database's clock.
+// latest returns the latest time that it can be now on the database's clock.
 func (i instant) latest() time.Time { return i.database.Add(time.Since(i.asked)) }
 
 // until returns how long it is, now, to an instant on the database's clock.
@@ -470,8 +469,9 @@ func (i instant) until(at time.Time) time.Duration {
 // maxSkew is how far the clocks may differ; beyond, one of them is a test's.
 const maxSkew = time.Hour
 
-// snooze returns the error that has River fetch the job again at an instant on the database's clock.
-// River adds the duration to the worker's clock, so the difference of the clocks is taken off.
+// snooze returns the error that makes River fetch the job again at an instant on the database's
+// clock. River adds the duration to the worker's clock, so the difference of the clocks is taken
+// off.
 func (i instant) snooze(at time.Time) error {
 	wait := i.until(at)
 	if skew := i.worker.Sub(i.database); skew.Abs() <= maxSkew {

@@ -19,7 +19,7 @@ const MetadataKey = "ratelimit"
 
 // note is a reservation.
 type note struct {
-	// Attempt is the only one that it is good for. River takes back attempts that end in a snooze.
+	// Attempt is the attempt that it is for. River takes back attempts that end in a snooze.
 	Attempt int `json:"attempt"`
 	// At is when it is due, on the database's clock.
 	At time.Time `json:"at"`
@@ -29,9 +29,9 @@ type note struct {
 	Receipts []*ratelimit.Receipt `json:"receipts,omitempty"`
 	// Started is true when the attempt has begun. River takes back some of these attempts as well.
 	Started bool `json:"started,omitempty"`
-	// Parked is true once the job was parked: when it comes again, it was woken.
+	// Parked is true once the job was parked. It comes again when it is woken, or by itself.
 	Parked bool `json:"parked,omitempty"`
-	// Turn is when the job comes behind others that a limit has refused, if it has refused this one.
+	// Turn is when a refused job's turn is, behind those that were refused before it.
 	Turn time.Time `json:"turn,omitzero"`
 }
 
@@ -42,13 +42,13 @@ type paid struct {
 	Until time.Time `json:"until,omitzero"`
 }
 
-// isFor reports whether it was for r's limit and key.
+// isFor reports whether p paid for r's limit and key.
 func (p paid) isFor(r ratelimit.Request) bool {
 	return p.Name == ratelimit.NameOf(r.Limit) && p.Key == r.Key
 }
 
-// paidFor returns the payment of a reservation for r, which it was made for. In ModeShadow the job
-// starts now and not in the slot that was reserved, so that is not noted.
+// paidFor returns what a reservation has paid for r. In ModeShadow the job starts now and not in
+// the slot that was reserved, so that is not noted.
 func paidFor(r ratelimit.Request, reserved ratelimit.Result) paid {
 	p := paid{Name: ratelimit.NameOf(r.Limit), Key: r.Key}
 	if r.Mode == ratelimit.ModeShadow {
@@ -63,8 +63,8 @@ func paidFor(r ratelimit.Request, reserved ratelimit.Result) paid {
 	return p
 }
 
-// noteKey is for the note in a context: the note of an outer middleware for the same job is not
-// in the job's metadata yet.
+// noteKey is the key of a job's note in a context. The note of an outer middleware for the job is
+// not in its metadata yet.
 type noteKey struct{ job int64 }
 
 // noteOf returns the note for the attempt that job is at; an empty one if there is none.
@@ -73,7 +73,7 @@ func noteOf(ctx context.Context, job *rivertype.JobRow) note {
 		return n
 	}
 	n, err := storedNote(job)
-	if err != nil || n.Attempt != job.Attempt || n.Started { // metadata that is not ours to understand has no note in it
+	if err != nil || n.Attempt != job.Attempt || n.Started { // metadata that cannot be read has no note
 		return note{Attempt: job.Attempt}
 	}
 	return n
@@ -127,12 +127,12 @@ func (n note) notBefore(at time.Time) note {
 	return n
 }
 
-// missed reports whether the slot is over, at an instant, that was reserved for r.
+// missed reports whether the slot that was reserved for r is over at an instant.
 func (n note) missed(r ratelimit.Request, at time.Time) bool {
 	return slices.ContainsFunc(n.Paid, func(p paid) bool { return p.isFor(r) && at.After(p.Until) })
 }
 
-// save has River write n to the job when this round of work ends.
+// save makes River write n to the job when this round of work ends.
 func (n note) save(ctx context.Context) error {
 	return river.MetadataSet(ctx, MetadataKey, n)
 }

@@ -17,16 +17,16 @@ import (
 // ErrNotMigrated is the error of a database that lacks the table of parked jobs.
 var ErrNotMigrated = errors.New("riverlimit: table " + parked.Table + " is missing; make it with `ratelimit migrate up --set river`, or migrate.Up with migrations.River")
 
-// parkedFor is when a parked job comes back that nobody has woken: if its limit is not used any more, or
+// parkedFor is after how long a parked job comes by itself: its limit may not be used any more, or
 // all that could have woken it was killed.
 const parkedFor = 24 * time.Hour
 
-// Line is the jobs that are parked for permits of a limit's key. It is printed, logged and in JSON without
-// the key.
+// Line describes the jobs that are parked for permits of a limit's key. It is printed, logged and
+// in JSON without the key.
 type Line = parked.Line
 
-// Lines returns the lines of parked jobs of a limit's keys, and of all limits if its name is "": the longest
-// ones, at most so many. It is for metrics and alarms, and reads the whole table.
+// Lines returns the longest lines of parked jobs, at most so many: those of a limit's keys, or of
+// all limits if limit is "". It is for metrics and alarms, and reads the whole table.
 func Lines(ctx context.Context, store *pgstore.Store, limit string, most int) ([]Line, error) {
 	if store == nil || store.Pool() == nil {
 		return nil, invalid("Store", nil, "must have a pool")
@@ -34,13 +34,13 @@ func Lines(ctx context.Context, store *pgstore.Store, limit string, most int) ([
 	return parked.Lines(ctx, store.Pool(), store.Schema(), limit, most)
 }
 
-// lineID is a line: the jobs that are parked for a limit's key, of those in one schema of River's.
+// lineID names a line: the jobs of one River schema that are parked for a limit's key.
 type lineID struct{ river, name, key string }
 
 // parking is a job that is to be parked.
 type parking struct {
 	line     lineID
-	place    *time.Time // in its priority; nil, which is now, unless the line is that of the first limit that the job asks for
+	place    *time.Time // among jobs of its priority: CreatedAt in the line of the job's first limit; nil for now
 	priority int
 	job      int64
 	weight   int
@@ -49,9 +49,9 @@ type parking struct {
 	err   error
 }
 
-// parkSQL parks jobs, and returns which are the first of their lines. A job that is in its line already
-// keeps its place there. It stays in its old line while an insertion behind it has locked it,
-// so that the line is not forgotten, and moves when it comes the next time.
+// parkSQL parks jobs, and returns which are the first of their lines. A job that is in its line
+// already keeps its place there. While an insertion behind the job has it locked, the job stays in
+// its old line, so that the line is not forgotten. It moves when it comes the next time.
 const parkSQL = `WITH jobs AS MATERIALIZED (
 	SELECT n.*, row_number() OVER (PARTITION BY river, name, key ORDER BY priority, place, job) = 1 AS ahead FROM (
 		SELECT a.river, a.name, a.key, a.priority, a.job, a.weight, a.i, coalesce(p.place, a.place, clock_timestamp()) AS place
@@ -96,7 +96,7 @@ func column[T, V any](of []T, value func(T) V) []V {
 	return values
 }
 
-// parkedFault returns err with what was done, if there is one.
+// parkedFault adds to err what was being done; nil stays nil.
 func parkedFault(doing string, err error) error {
 	switch {
 	case err == nil:
@@ -107,7 +107,7 @@ func parkedFault(doing string, err error) error {
 	return fmt.Errorf("riverlimit: %s: %w", doing, err)
 }
 
-// call is a question which jobs of a line are to be woken.
+// call asks which jobs of a line to wake, and holds the answer.
 type call struct {
 	line  lineID
 	limit int           // permits of the key

@@ -15,20 +15,19 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// SettleTx replaces, inside tx, the tokens reserved for a job's attempt by those really used,
-// fewer or more: the store's SettleTx for the receipts in the job's note, those of the gates
-// that it has passed included. A limit and key that used does not name keep their reservation.
-// Call it with the worker's context, in the transaction that completes the job, which then has
-// happened all or not at all:
+// SettleTx replaces, inside tx, the tokens reserved for a job's attempt by those really used, fewer
+// or more: the store's SettleTx for the receipts in the job's note, those of the gates that it has
+// passed included. A limit and key that used does not name keep their reservation. Call it with the
+// worker's context, in the transaction that completes the job, so that both happen or neither:
 //
 //	if err := riverlimit.SettleTx(ctx, tx, store, job.JobRow, Tokens.ForN(org, used)); err != nil {
 //		return err
 //	}
 //	_, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job)
 //
-// A limit and key for which nothing was reserved, or a job without a note, are
-// [ratelimit.ErrInvalid]; a second time, within the same attempt, is
-// [ratelimit.ErrSettled]. Nothing is settled then, once tx has been rolled back.
+// The error is [ratelimit.ErrInvalid] if nothing was reserved for a limit and key, or if the job
+// has no note. It is [ratelimit.ErrSettled] a second time within the same attempt. Roll tx back
+// then, so that nothing is settled.
 //
 // Without a [Middleware] it settles the reservation made when the job was inserted, whichever
 // attempt this is.
@@ -112,9 +111,9 @@ func storedNote(job *rivertype.JobRow) (note, error) {
 	return metadata.Note, err
 }
 
-// settled returns the counts to settle a receipt with, in the order of its call, and whether
-// they differ from its own. later are the receipts that were made after it: one for the same
-// limit is for a slot that took the place of one that the job has missed.
+// settled returns the counts to settle a receipt with, in the order of its call, and whether used
+// names one of them. later are the receipts made after it: one for the same limit is for a slot
+// that replaced a missed one.
 func settled(r *ratelimit.Receipt, later []*ratelimit.Receipt, used []ratelimit.Request) (counts []float64, changed bool) {
 	for _, p := range receipt.Payments(r) {
 		for len(counts) <= p.Place {

@@ -17,10 +17,10 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/gate"
 )
 
-// Rows returns the requests with which the middleware takes the tokens of r: from the limit,
-// and with HardStart from the gate too, a token bucket of the same name with ":start" after it,
-// which a sliding window does without. They are for programs that credit, pause, reset or prune
-// the rows that the middleware takes from:
+// Rows returns the requests with which the middleware takes the tokens of r: from the limit, and
+// with HardStart from its gate too: a token bucket with the limit's name and ":start" after it. A
+// sliding window has no gate. They are for programs that credit, pause, reset or prune the rows
+// that the middleware takes from:
 //
 //	for _, row := range middleware.Rows(Tokens.ForN(org, unused)) {
 //		_, err := store.CreditTx(ctx, tx, row)
@@ -32,7 +32,7 @@ func (m *Middleware) Rows(r ratelimit.Request) []ratelimit.Request {
 	return m.rows(decide.Resolved(m.config.Catalog, []ratelimit.Request{r})[0])
 }
 
-// rows returns the requests of one that the catalog has resolved.
+// rows returns the Rows of a request that the catalog has resolved.
 func (m *Middleware) rows(r ratelimit.Request) []ratelimit.Request {
 	if !m.config.HardStart || ratelimit.NameOf(r.Limit) == "" || slides(r) {
 		return []ratelimit.Request{r}
@@ -45,8 +45,8 @@ type Pruner interface {
 	PruneOverridden(ctx context.Context, overrides []ratelimit.Request, limits ...ratelimit.Limit) (deleted int64, err error)
 }
 
-// Pruner returns a Pruner that prunes, with the rows of a limit, those of its gate and of the line of the
-// jobs that it has refused, of which a catalog does not know:
+// Pruner returns a Pruner that prunes the rows of a limit, of its gate, and of the line of its
+// refused jobs. A catalog does not know the last two:
 //
 //	deleted, err := limits.Prune(ctx, middleware.Pruner(store, 10), store.Permits())
 //
@@ -60,7 +60,7 @@ type gatePruner struct {
 	most float64
 }
 
-// PruneOverridden is that of the store, of gates too.
+// PruneOverridden prunes as the store does, with gates and lines.
 func (p gatePruner) PruneOverridden(ctx context.Context, overrides []ratelimit.Request, limits ...ratelimit.Limit) (int64, error) {
 	all, own := slices.Clone(limits), slices.Clone(overrides)
 	for _, l := range limits {
@@ -82,7 +82,7 @@ func (p gatePruner) PruneOverridden(ctx context.Context, overrides []ratelimit.R
 	return p.Pruner.PruneOverridden(ctx, own, all...)
 }
 
-// rows returns the requests of the largest job. A gate that cannot be has no rows.
+// rows returns the requests of the largest job, without those of invalid limits.
 func (p gatePruner) rows(r ratelimit.Request) ([]ratelimit.Request, error) {
 	r.Count = p.most
 	if err := r.Validate(); err != nil {
@@ -95,8 +95,8 @@ func (p gatePruner) rows(r ratelimit.Request) ([]ratelimit.Request, error) {
 	return slices.DeleteFunc(rows, func(r ratelimit.Request) bool { return r.Validate() != nil }), nil
 }
 
-// scheduled returns r as it is reserved. With HardStart it is at the gate's rate, or
-// ever more jobs would become due and wait there.
+// scheduled returns r as it is reserved. With HardStart its rate is the gate's, or ever more jobs
+// would become due and wait there.
 func (m *Middleware) scheduled(r ratelimit.Request) ratelimit.Request {
 	limit, ok := r.Limit.(ratelimit.TokenBucket)
 	if !m.config.HardStart || !ok {
@@ -108,19 +108,18 @@ func (m *Middleware) scheduled(r ratelimit.Request) ratelimit.Request {
 	return r
 }
 
-// aheadSlacks is how many times the slack a gate grants ahead.
+// aheadSlacks is how far ahead a gate grants, in slacks.
 const aheadSlacks = 4
 
-// stretched returns a limit's period with the slack in it, and a microsecond: then the tokens
-// refilled during a period and the slack are fewer than Rate, and whole tokens are at most Rate
-// − 1.
+// stretched returns a limit's period with the slack and a microsecond. So fewer than Rate tokens
+// are refilled during a period and the slack: at most Rate − 1 whole ones.
 func (m *Middleware) stretched(period time.Duration) time.Duration {
 	return (period + m.config.StartSlack + 2*time.Microsecond - 1).Truncate(time.Microsecond)
 }
 
-// gate returns the request of r to the limit on starts. What is taken from a token bucket between t1 and
-// tn is at most Capacity + Rate · (tn − t1) / Period. A start is up to the slack after its taking, so
-// those in a window of the limit's period were taken within the period and the slack.
+// gate returns r as a request to the limit on starts. What is taken from a token bucket between t1
+// and tn is at most Capacity + Rate · (tn − t1) / Period. A start is up to the slack after its
+// taking, so those in a window of the limit's period were taken within the period and the slack.
 //
 // It grants a little ahead, so that the way to the database and back is not added to the spacing.
 func (m *Middleware) gate(r ratelimit.Request) ratelimit.Request {
@@ -137,8 +136,9 @@ func (m *Middleware) gate(r ratelimit.Request) ratelimit.Request {
 	return r
 }
 
-// pass has the job pay at the gates, and returns its receipt if it may start, which it must do at once.
-// Only one job of this process at a time asks at a gate, so that not all ask each time one may start.
+// pass takes from the gates, and returns the receipt when the job may start. The job must then
+// start at once. Only one job of this process at a time asks at a gate, so that not all ask each
+// time one may start.
 //
 // A grant that is not used is lost, except those of sliding windows. If it were given back, another job
 // would start between jobs whose spacing does not allow for it.
@@ -201,8 +201,8 @@ func (m *Middleware) leave(ctx context.Context, gates []ratelimit.Request, asked
 	return nil
 }
 
-// gates returns the gates that a job passes with its reservations, at an instant. A sliding
-// window is one itself when the job has missed its slot.
+// gates returns the gates that a job passes with its reservations, at an instant. A sliding window
+// is its own gate if the job has missed its slot.
 func (m *Middleware) gates(requests []ratelimit.Request, n note, now *instant) (gates []ratelimit.Request) {
 	for _, r := range requests {
 		if !slides(r) {
@@ -220,15 +220,14 @@ func (m *Middleware) gates(requests []ratelimit.Request, n note, now *instant) (
 	return gates
 }
 
-// over reports whether, of a sliding window among gates, the slot that was granted to a call
-// made at asked is over.
+// over reports whether a slot of a sliding window among gates is over. It was granted to a call
+// made at asked.
 func (m *Middleware) over(gates []ratelimit.Request, asked time.Time, granted ratelimit.Result) bool {
 	n, now := note{}.with(gates, granted, 0), decided(granted, asked)
 	return slices.ContainsFunc(gates, func(r ratelimit.Request) bool { return slides(r) && m.missed(n, r, now) })
 }
 
-// missed reports whether the slot may be over that was reserved for r, when the job
-// starts.
+// missed reports whether the slot that was reserved for r may be over when the job starts.
 func (m *Middleware) missed(n note, r ratelimit.Request, now *instant) bool {
 	return n.missed(r, now.latest().Add(m.config.StartSlack))
 }
@@ -282,8 +281,8 @@ func (m *Middleware) sleepUntil(ctx context.Context, now *instant, at time.Time)
 	return nil
 }
 
-// passed returns how long it takes at least until n jobs that ask as this one does have passed the gates,
-// which may be full.
+// passed returns the least time in which n jobs like this one pass the gates, which may be full at
+// first.
 func passed(gates []ratelimit.Request, n int) time.Duration {
 	longest := time.Duration(0)
 	for _, g := range gates {
@@ -302,7 +301,7 @@ func queueKey(gates []ratelimit.Request) string {
 	return b.String()
 }
 
-// counts is a number of jobs by key. The zero value is ready to use.
+// counts holds a number of jobs for each key. The zero value is ready to use.
 type counts struct {
 	mu sync.Mutex
 	of map[string]int

@@ -25,22 +25,17 @@ type account struct {
 	byID   map[int64]string          // of transactions: the result
 	moves  map[[2]string]*move       // of decisions on their own, and of none
 	rolled map[string]int            // other results of transactions that were rolled back
-	states map[int]told              // of processes, as they were last told
 	unlike []string                  // what callers were told, and Config.Observe otherwise
 	memory int                       // decisions from memory
 	begun  time.Time
 }
 
 func newAccount() *account {
-	return &account{counts: map[string]map[string]int{}, faults: map[string]int{}, rolled: map[string]int{}, states: map[int]told{}, byID: map[int64]string{}, moves: map[[2]string]*move{}, begun: time.Now()}
+	return &account{counts: map[string]map[string]int{}, faults: map[string]int{}, rolled: map[string]int{}, byID: map[int64]string{}, moves: map[[2]string]*move{}, begun: time.Now()}
 }
 
-// note enters what a caller was told, or the state of a process.
+// note enters what a caller was told.
 func (a *account) note(t told) {
-	if t.Process > 0 {
-		a.states[t.Process] = t
-		return
-	}
 	if a.counts[t.Verb] == nil {
 		a.counts[t.Verb] = map[string]int{}
 	}
@@ -77,25 +72,6 @@ func (a *account) of(limit, key string) *move {
 		a.moves[id] = &move{Limit: limit, Key: key}
 	}
 	return a.moves[id]
-}
-
-func (a *account) largestHeap() (largest int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, t := range a.states {
-		largest = max(largest, t.Heap)
-	}
-	return largest
-}
-
-// connections counts those that processes have made.
-func (a *account) connections() (n int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, t := range a.states {
-		n += t.Connections
-	}
-	return n
 }
 
 // count counts the results that are wanted.
@@ -259,35 +235,24 @@ func (a *account) compare(ctx context.Context, p *place, v *verdict) error {
 type disturbed struct{ rounds, pruned, edits, pauses int }
 
 // disturb prunes, edits other keys of the same limits, and pauses what is in debt, by either
-// form of statements, until it is stopped.
-func (l *site) disturb(ctx context.Context, schema string) (stop func() (disturbed, error), err error) {
+// form of statements, for a while.
+func (l *site) disturb(ctx context.Context, schema string, lasts time.Duration) (d disturbed, err error) {
 	p, err := l.at(schema, 4)
 	if err != nil {
-		return nil, err
+		return d, err
 	}
+	defer p.close()
 	for _, portable := range []bool{false, true} {
 		if _, err := p.store(pgstore.Config{Portable: portable}); err != nil {
-			return nil, err
+			return d, err
 		}
 	}
-	var d disturbed
-	until, end := context.WithCancel(ctx)
-	done := make(chan error, 1)
-	go func() {
-		defer p.close()
-		var err error
-		for err == nil && until.Err() == nil {
-			once, cancel := context.WithTimeout(ctx, time.Minute)
-			err = p.disturbOnce(once, p.stores[d.rounds/2%2], &d)
-			cancel()
-		}
-		done <- err
-	}()
-	return func() (disturbed, error) {
-		end()
-		err := <-done
-		return d, err
-	}, nil
+	for begun := time.Now(); err == nil && time.Since(begun) < lasts; {
+		once, cancel := context.WithTimeout(ctx, time.Minute)
+		err = p.disturbOnce(once, p.stores[d.rounds/2%2], &d)
+		cancel()
+	}
+	return d, err
 }
 
 func (p *place) disturbOnce(ctx context.Context, store *pgstore.Store, d *disturbed) error {
@@ -356,13 +321,8 @@ func attackAccounts(ctx context.Context, l *site, c *chapter) error {
 	c.say("%d processes of %d goroutines call all verbs that take or give back. They call on their own, in transactions at every isolation level, and in the runner with functions that misbehave. There are %d limits of all three kinds, with shards and plans. The connections of each process have another default isolation level, one is Portable, and two take ahead (Config.Escrow of 100 ms and 1 s). Meanwhile others prune, pause and edit.", len(tasks), workers, len(all)+1)
 	lasts := l.seconds(60, 10)
 	var d disturbed
-	harm := func(ctx context.Context, s *suffering) error {
-		stop, err := l.disturb(ctx, s.schema)
-		if err != nil {
-			return err
-		}
-		time.Sleep(lasts)
-		d, err = stop()
+	harm := func(ctx context.Context, s *suffering) (err error) {
+		d, err = l.disturb(ctx, s.schema, lasts)
 		return err
 	}
 	a, err := l.suffer(ctx, c, attack{tasks: tasks, lasts: lasts, harm: harm, must: (*suffering).variety})
@@ -407,9 +367,6 @@ func (s *suffering) variety() []count {
 	}
 	return counts
 }
-
-// calls counts decisions on their own, transactions and runs.
-func (a *account) calls() int { return a.count(func(string, string) bool { return true }) }
 
 // ran counts the outcomes of a runner's function.
 func (a *account) ran(verb string) int {

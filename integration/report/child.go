@@ -19,11 +19,9 @@ type task struct {
 	Process     int // its number, from 1
 	Workers     int
 	Conns       int32
-	Isolation   string            // the level of its connections' transactions, if nobody says another
-	Params      map[string]string // of its connections
-	Relay       string            // the address that it connects to, if that is not the server's
-	Patience    time.Duration     // of a call; 0 for long
-	Lifetime    time.Duration     // of a connection; 0 for long
+	Isolation   string        // the level of its connections' transactions, if nobody says another
+	Relay       string        // the address that it connects to, if that is not the server's
+	Patience    time.Duration // of a call; 0 for long
 	Seed        uint64
 	Escrow      time.Duration
 	Portable    bool
@@ -56,14 +54,8 @@ func runChild() error {
 		if t.Isolation != "" {
 			c.ConnConfig.RuntimeParams["default_transaction_isolation"] = t.Isolation
 		}
-		for name, value := range t.Params {
-			c.ConnConfig.RuntimeParams[name] = value
-		}
 		if t.Relay != "" {
 			relayed(c, t.Relay)
-		}
-		if t.Lifetime > 0 {
-			c.MaxConnLifetime, c.HealthCheckPeriod = t.Lifetime, t.Lifetime
 		}
 	})
 	if err != nil {

@@ -36,14 +36,13 @@ func attackCrash(ctx context.Context, l *site, c *chapter) error {
 		if err := errors.Join(s.goOn(ctx), s.children[0].Kill()); err != nil {
 			return err
 		}
-		return s.rounds(ctx, rounds*len(harms), func() error {
+		for ; done < rounds*len(harms); done++ {
 			h := harms[done%len(harms)]
-			if err := h.do(ctx); err != nil {
+			if err := errors.Join(s.goOn(ctx), h.do(ctx)); err != nil {
 				return fmt.Errorf("%s: %w", h.what, err)
 			}
-			done++
-			return nil
-		})
+		}
+		return s.goOn(ctx)
 	}})
 	for i, h := range harms {
 		c.happened(count{h.what, (done + len(harms) - 1 - i) / len(harms)})
@@ -63,28 +62,16 @@ func (l *site) terminate(ctx context.Context) error {
 // killBackend kills a process of the server that has work, and returns when the server
 // has recovered.
 func (l *site) killBackend(ctx context.Context) error {
-	return l.crash(ctx, func() (up func() error, err error) {
-		err = lab.Within(ctx, 5*time.Second, "a backend at work is killed", func() bool {
-			var pid int
-			err := l.ask(ctx, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND state <> 'idle' AND pid <> pg_backend_pid() LIMIT 1", &pid)
-			return err == nil && syscall.Kill(pid, syscall.SIGKILL) == nil // it may have ended in between
-		})
-		return func() error { return nil }, err
-	})
-}
-
-// crash has the server fall, then the hindrance removed, and returns when it has recovered.
-func (l *site) crash(ctx context.Context, fall func() (up func() error, err error)) error {
 	const crashes = "SELECT stats_reset FROM pg_stat_bgwriter"
 	var reset, again time.Time
 	if err := l.ask(ctx, crashes, &reset); err != nil {
 		return err
 	}
-	up, err := fall()
-	if up != nil {
-		err = errors.Join(err, up())
-	}
-	if err != nil {
+	if err := lab.Within(ctx, 5*time.Second, "a backend at work is killed", func() bool {
+		var pid int
+		err := l.ask(ctx, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND state <> 'idle' AND pid <> pg_backend_pid() LIMIT 1", &pid)
+		return err == nil && syscall.Kill(pid, syscall.SIGKILL) == nil // it may have ended in between
+	}); err != nil {
 		return err
 	}
 	return lab.Within(ctx, time.Minute, "the server has recovered", func() bool {

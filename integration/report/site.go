@@ -32,10 +32,9 @@ type options struct {
 // killed.
 type site struct {
 	options
-	server     *throwaway.Server
-	version    string
-	schemas    atomic.Int64
-	tablespace string // of the tables that schema makes; "" for the usual
+	server  *throwaway.Server
+	version string
+	schemas atomic.Int64
 }
 
 // settings are those of servers that are attacked.
@@ -85,9 +84,9 @@ func (l *site) ask(ctx context.Context, sql string, to ...any) error {
 // schema makes a schema with the library's table, and one for the changes of transactions.
 func (l *site) schema(ctx context.Context) (name string, err error) {
 	name = fmt.Sprintf("attack_%d", l.schemas.Add(1))
-	return name, l.ask(ctx, fmt.Sprintf(`SET default_tablespace = '%[3]s'; CREATE SCHEMA %[1]s; SET search_path = %[1]s; %[2]s;
+	return name, l.ask(ctx, fmt.Sprintf(`CREATE SCHEMA %[1]s; SET search_path = %[1]s; %[2]s;
 		CREATE TABLE ledger (id int8, name text, key text, tokens float8);
-		CREATE INDEX ON ledger (id)`, name, migrations.UpSQL(), l.tablespace))
+		CREATE INDEX ON ledger (id)`, name, migrations.UpSQL()))
 }
 
 // place is a schema, and connections to the server.

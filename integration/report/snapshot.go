@@ -16,7 +16,7 @@ import (
 // attackSnapshot has one row be taken from while a snapshot is held.
 func attackSnapshot(ctx context.Context, l *site, c *chapter) error {
 	lasts, window := l.seconds(60, 3), l.seconds(10, 1)
-	if l.minutes > 0 && !l.quick {
+	if l.minutes > 0 {
 		lasts = time.Duration(l.minutes * float64(time.Minute))
 		window = min(window, lasts/3)
 	}

@@ -106,3 +106,15 @@ func (l *site) withStandby(ctx context.Context) (pair *site, standby *throwaway.
 	}
 	return pair, standby, nil
 }
+
+// set changes a setting of the running server, and returns when it holds.
+func (l *site) set(ctx context.Context, name, value string) error {
+	if err := l.ask(ctx, fmt.Sprintf("ALTER SYSTEM SET %s = '%s'", name, value)); err != nil {
+		return err
+	}
+	return lab.Within(ctx, 10*time.Second, name+" is "+value, func() bool {
+		var reloaded bool
+		var now string
+		return l.ask(ctx, "SELECT pg_reload_conf(), current_setting('"+name+"')", &reloaded, &now) == nil && now == value
+	})
+}

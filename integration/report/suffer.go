@@ -99,33 +99,10 @@ func (s *suffering) end() (failed int) {
 	return failed
 }
 
-// goOn waits until the processes are told OK, again or still.
+// goOn waits until the processes are told OK a hundred times, again or still.
 func (s *suffering) goOn(ctx context.Context) error {
-	return again(ctx, "calls that are told OK", s.granted)
-}
-
-// rounds does something so often, while the processes go on before and afterwards.
-func (s *suffering) rounds(ctx context.Context, n int, do func() error) error {
-	for range n {
-		if err := s.goOn(ctx); err != nil {
-			return err
-		}
-		if err := do(); err != nil {
-			return err
-		}
-	}
-	return s.goOn(ctx)
-}
-
-// suffers waits until the processes are told an SQLSTATE, again or still.
-func (s *suffering) suffers(ctx context.Context, code string) error {
-	return again(ctx, "calls that are told "+code, func() int { return s.coded(code) })
-}
-
-// again waits until something has happened a hundred times from now on.
-func again(ctx context.Context, what string, times func() int) error {
-	before := times()
-	return lab.Within(ctx, patient, what, func() bool { return times() > before+100 })
+	before := s.granted()
+	return lab.Within(ctx, patient, "calls that are told OK", func() bool { return s.granted() > before+100 })
 }
 
 // compare compares what is there with what was told, give or take what killed clients had

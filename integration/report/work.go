@@ -68,29 +68,10 @@ type told struct {
 
 	Unlike string `json:"u,omitempty"` // how Config.Observe was told something else
 	Memory bool   `json:"h,omitempty"` // it was told of a decision from memory
-
-	Process     int `json:"p,omitempty"` // that tells how it is, and nothing else
-	Heap        int `json:"b,omitempty"` // bytes, after a collection
-	Connections int `json:"c,omitempty"` // that it has made
-}
-
-// rest waits for a while. It reports whether ctx did not end before.
-func rest(ctx context.Context, lasts time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(lasts):
-		return true
-	}
 }
 
 // work calls all verbs, in all forms.
 func work(ctx context.Context, e *env) error {
-	go func() {
-		for rest(ctx, time.Second) {
-			e.out.Write(told{Process: e.Process, Heap: heap(), Connections: int(e.pool.Stat().NewConnsCount())})
-		}
-	}()
 	workers := make([]worker, e.Workers)
 	err := e.workers(ctx, func(n int, r *rand.Rand) {
 		w := &workers[n]
@@ -103,14 +84,6 @@ func work(ctx context.Context, e *env) error {
 		e.store.Close()
 	}
 	return err
-}
-
-// heap returns how much is in use.
-func heap() int {
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int(m.HeapAlloc)
 }
 
 // worker is one goroutine that calls. Its calls have contexts of their own, so that

@@ -101,8 +101,8 @@ func (v Verb) Call(met Met, demands []Demand, reserve bool, requests []ratelimit
 	return NewIn(met, demands, reserve, requests...)
 }
 
-// Met returns the limit of a request if it was found valid before, otherwise nil. [Definitions]
-// implements it.
+// Met finds the limit of a request, nil unless it was found valid before. [Definitions] implements
+// it.
 type Met interface {
 	of(r ratelimit.Request) *validated
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/valid"
 )
 
-// Definitions is the definitions that a store has met, by name. Its zero value is ready,
-// and it is safe for concurrent use.
+// Definitions remembers the definitions with which a store was called, by name. The zero value is
+// ready to use. It is safe for concurrent use.
 type Definitions struct {
 	mu       sync.RWMutex
 	byName   map[string]*family
@@ -39,9 +39,9 @@ func (v *validated) allows(r *ratelimit.Request) bool {
 		valid.Text(r.Key, ratelimit.MaxKeyLength) == ""
 }
 
-// of returns the limit of a request, nil unless it was called and needs neither be validated nor noted
-// again. A limit of which the key has another definition does, and so does one behind a pointer,
-// since it may have changed.
+// of returns the limit of a request, nil if it must be validated or noted. It must if it was not
+// called before, if the key has another definition, or if it is behind a pointer and may have
+// changed.
 func (s *Definitions) of(r ratelimit.Request) *validated {
 	name, ok := Constant(r.Limit)
 	if !ok || r.Overridden {
@@ -71,12 +71,12 @@ func (s *Definitions) Call(verb Verb, reserve bool, demands []Demand, requests [
 	return call, s.NoteCall(&call)
 }
 
-// family is the definitions of one name, or of one key of it.
+// family holds the definitions of one name, or of one key of it.
 type family struct {
 	kind   bucket.Kind
 	all    []bucket.Definition
-	newest bucket.Definition  // of those that were called
-	own    map[string]*family // of a name: by overrides, each of which binds its key only
+	newest bucket.Definition  // of the last call
+	own    map[string]*family // of a name: overrides, which bind their key only
 
 	valid []validated // of a name: some of the limits that were called
 }
@@ -84,17 +84,17 @@ type family struct {
 // mostValid bounds how many limits of a name, such as plans, are remembered as valid.
 const mostValid = 8
 
-// mostOwn is of how many keys of a name the overrides are told apart. Those of more keys bind
-// every key, as plans do: then Prune keeps more rows than it must, and forgets nothing.
+// mostOwn is the number of keys of a name whose overrides are kept apart. Further overrides bind
+// every key, as plans do. Then Prune keeps more rows than it must, and never too few.
 const mostOwn = 100_000
 
-// note remembers the definition of a call of a key, whose own override it may be of, unless the
-// name belongs to a limit of another kind: the two would misread each other's rows. The error is
-// ErrInvalid.
+// note remembers the definition of a call of a key; own says that it is an override. It returns
+// ErrInvalid if the name belongs to a limit of another kind: the two would misread each other's
+// rows.
 //
-// Definitions that differ in Rate and Capacity only are kept as one, the slowest to fill and
-// the largest: a row that is full by that is full by each of them, and so the memory does not
-// grow with the number of plans.
+// Definitions that differ in Rate and Capacity only are kept as one, with the lowest Rate and the
+// largest Capacity. A row that is full by that is full by each of them. So the memory does not grow
+// with the number of plans.
 func (s *Definitions) note(d *bucket.Definition, key string, own bool) error {
 	s.mu.RLock()
 	f := s.byName[d.Name]
@@ -157,8 +157,7 @@ func inUse(name, field string, value any, kind string) error {
 	}
 }
 
-// NoteCall remembers the definitions of a call. One of a key's own override is none of the
-// name.
+// NoteCall remembers the definitions of a call. An override binds its key only.
 func (s *Definitions) NoteCall(c *Call) error {
 	for i := range c.Demands {
 		a := &c.Demands[i]
@@ -185,8 +184,8 @@ func (s *Definitions) NoteEdit(c *Call) error {
 	return nil
 }
 
-// Constant returns the name of a limit that can be compared and never changes: a value of one of the
-// kinds. A type of the caller's own in which one is embedded may hold it behind a pointer, or not be
+// Constant returns the name of a limit that can be compared and never changes: a value of one of
+// the kinds. A caller's type that embeds one may hold it behind a pointer, or may not be
 // comparable.
 func Constant(limit ratelimit.Limit) (name string, ok bool) {
 	switch l := limit.(type) {
@@ -200,7 +199,7 @@ func Constant(limit ratelimit.Limit) (name string, ok bool) {
 	return "", false
 }
 
-// remember remembers that a limit is valid, whose definition was noted.
+// remember remembers that a limit is valid. Its definition was noted before.
 func (s *Definitions) remember(limit ratelimit.Limit, d *bucket.Definition) {
 	if _, ok := Constant(limit); !ok {
 		return
@@ -224,7 +223,7 @@ func (s *Definitions) remember(limit ratelimit.Limit, d *bucket.Definition) {
 	}
 }
 
-// family returns the definitions of a name, under the lock.
+// family returns the definitions of a name, and adds it if it is missing. It needs mu.
 func (s *Definitions) family(name string) *family {
 	f := s.byName[name]
 	if f == nil {
@@ -249,7 +248,7 @@ func (f *family) knows(d *bucket.Definition, key string, own bool) bool {
 	return alike(of.newest, *d) && f.has(d)
 }
 
-// has reports whether a call by a definition is like the last one, and known.
+// has reports whether a definition is like the last one, and known.
 func (f *family) has(d *bucket.Definition) bool {
 	return f.newest == *d || alike(f.newest, *d) && slices.ContainsFunc(f.all, func(e bucket.Definition) bool {
 		return alike(e, *d) && e.Rate <= d.Rate && e.Capacity >= d.Capacity // full by e is full by d
@@ -287,8 +286,8 @@ func (f *family) add(d bucket.Definition) {
 	f.all = append(f.all, d)
 }
 
-// NoteAll remembers the definitions of the limits that a Prune names, and returns
-// their names with the overrides that it names. There must be a limit, and all must be sound.
+// NoteAll remembers the definitions of the limits that a Prune names. It returns each name with its
+// overrides. There must be at least one limit, and all must be valid.
 func (s *Definitions) NoteAll(overrides []ratelimit.Request, limits []ratelimit.Limit) (map[string]Overrides, error) {
 	if len(limits) == 0 {
 		return nil, &ratelimit.FieldError{Field: "Limits", Value: 0, Reason: "there must be at least one"}
@@ -326,10 +325,10 @@ func (s *Definitions) NoteAll(overrides []ratelimit.Request, limits []ratelimit.
 	return names, nil
 }
 
-// Overrides is the definitions of overrides that a Prune names, by key.
+// Overrides holds the definitions of overrides that a Prune names, by key.
 type Overrides map[string][]bucket.Definition
 
-// alike reports whether two definitions fill in the same ticks and rows.
+// alike reports whether two definitions differ at most in name, rate, capacity and debt.
 func alike(d, e bucket.Definition) bool {
 	return d.Kind == e.Kind && d.Period == e.Period && d.Start.Equal(e.Start) && d.Shards == e.Shards && d.Slots == e.Slots &&
 		d.Every == e.Every && d.Zone == e.Zone && d.Anchor == e.Anchor && d.Time == e.Time
@@ -351,7 +350,8 @@ func (s *Definitions) Idle(at Key, overrides Overrides, state bucket.State, now 
 		!slices.ContainsFunc(overrides[at.Key], busy)
 }
 
-// newest returns the definition of a key that was called last: of its name, or of its own.
+// newest returns the definition of a key's last call: that of its override, if it has one, or of
+// its name.
 func (s *Definitions) newest(at Key) (d bucket.Definition, ok bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

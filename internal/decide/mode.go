@@ -159,8 +159,8 @@ func (m *Modes) refused(key Key) ratelimit.Status {
 }
 
 // refusedUntil returns when to ask again after a refusal by ModeRefuse: when the mode ends. If that
-// is unknown, it is RefusedFor later. A past end counts as unknown: the request was resolved before
-// it, and callers that repeat the request must pause.
+// is unknown, it is RefusedFor later. A past end counts as unknown: the request is older than that,
+// and callers that repeat it must pause.
 func refusedUntil(until, at time.Time) time.Time {
 	if until.After(at) {
 		return until

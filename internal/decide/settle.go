@@ -120,7 +120,7 @@ func (s *Settlement) Spread(states []bucket.State, now time.Time) {
 	}
 }
 
-// merge sorts changes in locking order, and leaves one for each row, or slot of a row.
+// merge sorts changes in locking order, and merges those of one row, or of one slot of a row.
 func (s *Settlement) merge() {
 	slices.SortStableFunc(s.Changes, func(a, b Change) int {
 		return cmp.Or(inLockingOrder(s.Call.Demands[a.Demand], s.Call.Demands[b.Demand]), a.Row.Compare(b.Row))

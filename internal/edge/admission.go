@@ -107,7 +107,8 @@ func (p *Admission[R, O]) Do(ctx context.Context, do func(ctx context.Context), 
 	return failure, ran
 }
 
-// ended returns whether a request's tokens count, by the outcome of the work.
+// ended returns a function that reports whether a request's tokens count, by the outcome of the
+// work.
 func (p *Admission[R, O]) ended(outcome func(panicked bool) O, panicked bool) (counts func(ratelimit.Request) bool) {
 	if !p.ByOutcome() {
 		return func(ratelimit.Request) bool { return true }

@@ -21,11 +21,10 @@ const (
 // A refusal begins a round, in which nothing is sent until the refusal is over. Then one request
 // goes, and each answer that is not a refusal lets more go: two, four, eight, until all may. So a
 // server that refuses everything gets one request a round, and rounds grow. If no answer comes,
-// more requests go in time, so a slow server is not left idle; that time is longer than a refusal
-// took.
+// more requests go after twice the time of the refusal, so a slow server is not left idle.
 type hold struct {
 	refused   time.Time // the end of the wait after a refusal
-	exhausted time.Time // by the hint of a granted answer, requests are refused until then
+	exhausted time.Time // until then the server refuses, by the hint of a granted answer
 	round     int
 	inARow    int           // rounds since a request was not refused
 	allowed   int           // requests that may go in this round; 0 means all

@@ -125,8 +125,9 @@ func (g *Limiter[R, O]) RefusedFor(e *ratelimit.Event) time.Duration {
 	return wait + Shift(identity, min(g.MaxJitter, time.Duration(g.Jitter*float64(wait))))
 }
 
-// fullFor returns FullRetryAfter to twice that, since no permit says when it will be free. If the
-// limit's mode refuses, it is the time until the mode ends, and up to FullRetryAfter more.
+// fullFor returns a random wait of one to two FullRetryAfter, since no permit says when it will be
+// free. If the limit's mode refuses, it is the time until the mode ends, and up to FullRetryAfter
+// more.
 func (g *Limiter[R, O]) fullFor(permit *ratelimit.Permit) time.Duration {
 	wait := g.FullRetryAfter
 	if permit.InFlight.Mode == ratelimit.ModeRefuse {

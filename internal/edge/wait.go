@@ -158,7 +158,8 @@ func (w *Waiter) take(request ratelimit.Request, b *Budget) error {
 	}
 }
 
-// over returns err. If the budget is used up, it returns the error for the caller instead.
+// over returns err, unless the context ended or the budget is used up: then it returns the error
+// for that.
 func (w *Waiter) over(b *Budget, err error) error {
 	switch {
 	case b.ctx.Err() != nil:

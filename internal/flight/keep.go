@@ -22,7 +22,7 @@ type Renewers struct {
 	running map[permitID]*renewer
 }
 
-// permitID names a permit in the hands of one holder. A part of it has another ID.
+// permitID identifies a permit that one holder has. Its parts have IDs of their own.
 type permitID struct {
 	name, key string
 	number    int
@@ -38,8 +38,8 @@ func idOf(permit ratelimit.Permit) permitID {
 	return permitID{permit.InFlight.Name, permit.Key, permit.Number, permit.Fence, more}
 }
 
-// Released notes that a holder has released its permit, or has released it in a transaction whose
-// end is unknown. If the permit turns out not to be held, it was not lost.
+// Released notes that a holder has released its permit, perhaps in a transaction whose end is
+// unknown. If the permit turns out not to be held, it does not count as lost.
 func (k *Renewers) Released(permit ratelimit.Permit) { k.note(permit, false) }
 
 // Gone notes that the release of a permit is committed, so Keep does not release it again.
@@ -72,7 +72,7 @@ type renewer struct {
 // retryPause is how long a renewer waits after a fault before it renews again.
 const retryPause = 50 * time.Millisecond
 
-// releaseTime bounds the release after the work, for which the context may be over.
+// releaseTime bounds the release after the work, whose context may have ended.
 const releaseTime = 5 * time.Second
 
 // Keep runs do, renews the permit meanwhile, and releases it afterwards. The context of do ends

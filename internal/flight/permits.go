@@ -43,15 +43,15 @@ type keyState struct {
 	free   []Choice           // permits seen free; the last is tried next
 	away   map[int]mark       // permits that this process tries or holds
 	line   list.List          // of *Waiter, in the order in which they came
-	asking int                // permits that callers outside of the line ask for; they may have to join it
+	asking int                // permits asked for by callers that are not in line
 	turns  map[int]time.Time  // since when each permit is handed on in this process
 	look   time.Time          // when the first in line looks again
 	others time.Time          // until this instant only other processes may collect
 	newest ratelimit.InFlight // the limit of the newest caller
 }
 
-// mark says that this process tries a permit, or since when it holds the permit; until is the
-// latest end.
+// mark says that this process tries a permit, or that it holds one since an instant. After until,
+// the mark is void.
 type mark struct {
 	tried        bool
 	since, until time.Time
@@ -171,15 +171,15 @@ func (s *Permits) Choose(key decide.Key, limit int, now time.Time) (Choice, bool
 	return Choice{}, false
 }
 
-// ChooseAll returns n permits below limit that were seen free, to try as those of Choose. If fewer
-// were seen it returns none.
+// ChooseAll chooses n permits below limit that were seen free, as Choose does. If fewer were seen,
+// it chooses none.
 func (s *Permits) ChooseAll(key decide.Key, n, limit int, now time.Time) []Choice {
 	k := s.locked(key)
 	defer s.mu.Unlock()
 	var chosen []Choice
 	k.free = slices.DeleteFunc(k.free, func(c Choice) bool {
 		if c.Number >= limit || k.isAway(c.Number, now) {
-			return true // or it is in free twice
+			return true // or free has it twice
 		}
 		chosen = append(chosen, c)
 		k.try(c.Number, now)
@@ -265,7 +265,7 @@ func (s *Permits) Observe(key decide.Key, free []Choice, part bool, begun time.T
 	}
 	for _, c := range free {
 		if m, ok := k.away[c.Number]; !ok || !m.tried && m.since.Before(begun) {
-			delete(k.away, c.Number) // its lease is over by the database
+			delete(k.away, c.Number) // the database says that its lease is over
 			k.free = append(k.free, c)
 		}
 	}

@@ -176,7 +176,7 @@ func (i installation) startOn(ctx context.Context, port string, opts Options) (*
 		}
 		return i.supervise(ctx, port, opts, data{primary: primary, password: password})
 	}
-	archive, password, err := i.template(ctx, opts)
+	archive, password, err := i.template(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -201,9 +201,9 @@ func (i installation) supervise(ctx context.Context, port string, opts Options, 
 	if opts.Fsync {
 		parent = os.TempDir()
 	}
-	cmd := shell(supervisor, parent, append([]string{i.dir, again, from.primary, opts.WALDir}, serverArgs(port, opts)...))
+	cmd := shell(supervisor, parent, append([]string{i.dir, again, from.primary}, serverArgs(port, opts)...))
 	cmd.ExtraFiles = from.archive
-	if err := dropRoot(cmd, opts.WALDir); err != nil {
+	if err := dropRoot(cmd); err != nil {
 		return nil, err
 	}
 	p, err := startProcess(cmd)

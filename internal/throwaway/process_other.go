@@ -10,6 +10,6 @@ import (
 func detach(*exec.Cmd) {}
 
 // dropRoot fails, as there is no shell to run the supervisor.
-func dropRoot(*exec.Cmd, string) error {
+func dropRoot(*exec.Cmd) error {
 	return errors.New("local servers are started on Unix only")
 }

@@ -21,8 +21,8 @@ func detach(cmd *exec.Cmd) {
 }
 
 // dropRoot has the command run as another user if this process runs as root,
-// as in many containers: PostgreSQL refuses to be root. That user is given dir, if any.
-func dropRoot(cmd *exec.Cmd, dir string) error {
+// as in many containers: PostgreSQL refuses to be root.
+func dropRoot(cmd *exec.Cmd) error {
 	if os.Geteuid() != 0 {
 		return nil
 	}
@@ -36,10 +36,7 @@ func dropRoot(cmd *exec.Cmd, dir string) error {
 			return err
 		}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: cred}
-		if dir == "" {
-			return nil
-		}
-		return os.Chown(dir, int(cred.Uid), int(cred.Gid))
+		return nil
 	}
 	return errors.New("PostgreSQL refuses to run as root, and there is no user postgres or nobody to run it")
 }

@@ -5,21 +5,17 @@
 #
 # Arguments: the directory of the binaries, 1 if a server that has ended is to be
 # started again on its data, the URL of the server that it is a standby of (without the
-# password, which is the same) or nothing, the directory of its log of changes or nothing,
-# then the arguments of postgres. When the server ends, or cannot start, the reason is on
+# password, which is the same) or nothing, then the arguments of postgres. When the server ends, or cannot start, the reason is on
 # stderr.
 
-bin=$1 again=$2 primary=$3 wal=$4
-shift 4
+bin=$1 again=$2 primary=$3
+shift 3
 if [ -n "$primary" ]; then
 	PGPASSWORD=$password "$bin/pg_basebackup" -D "$dir/data" -d "$primary" \
 		--write-recovery-conf --wal-method=stream --checkpoint=fast --no-sync \
 		>log 2>&1 </dev/null || finish 1
 else
 	tar -xmf - <&3 >log 2>&1 || finish 1
-	if [ -n "$wal" ]; then
-		mv data/pg_wal/* "$wal" && rmdir data/pg_wal && ln -s "$wal" data/pg_wal || finish 1
-	fi
 fi
 
 # The shell gives background commands an empty stdin and ignores SIGQUIT in

@@ -35,17 +35,13 @@ var making sync.Mutex
 
 // template returns an archive for a new server, to be closed by the caller, and the
 // password in it.
-func (i installation) template(ctx context.Context, opts Options) (archive *os.File, password string, err error) {
+func (i installation) template(ctx context.Context) (archive *os.File, password string, err error) {
 	making.Lock()
 	defer making.Unlock()
-	var args []string
-	if opts.WALDir != "" {
-		args = append(args, "--wal-segsize=1")
-	}
-	path := i.templatePath(args)
+	path := i.templatePath()
 	archive, password, err = readTemplate(os.Open(path))
 	if err != nil {
-		archive, password, err = readTemplate(i.makeTemplate(ctx, path, args))
+		archive, password, err = readTemplate(i.makeTemplate(ctx, path))
 	}
 	if err != nil {
 		return nil, "", fmt.Errorf("making a template of its data: %w", err)
@@ -55,24 +51,24 @@ func (i installation) template(ctx context.Context, opts Options) (archive *os.F
 
 // templatePath returns where a template is kept. Where this process has no directory for
 // that, it is kept nowhere.
-func (i installation) templatePath(args []string) string {
+func (i installation) templatePath() string {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return ""
 	}
 	// initdb writes the time zone into the configuration.
-	made := sha256.Sum256(fmt.Appendf(nil, "%q", []any{i.dir, args, os.Getenv("TZ"), directory, templateMaker}))
+	made := sha256.Sum256(fmt.Appendf(nil, "%q", []any{i.dir, os.Getenv("TZ"), directory, templateMaker}))
 	return filepath.Join(cache, "ratelimit-postgres", fmt.Sprintf("%x-%s.tar", made[:8], filepath.Base(i.version)))
 }
 
 // makeTemplate makes a template and keeps it at path, if it can.
-func (i installation) makeTemplate(ctx context.Context, path string, args []string) (*os.File, error) {
+func (i installation) makeTemplate(ctx context.Context, path string) (*os.File, error) {
 	archive, err := createBeside(path)
 	if err != nil {
 		return nil, err
 	}
 	defer os.Remove(archive.Name()) // unless it is kept
-	if err := i.writeTemplate(ctx, archive, args); err != nil {
+	if err := i.writeTemplate(ctx, archive); err != nil {
 		return nil, errors.Join(err, archive.Close())
 	}
 	if os.Rename(archive.Name(), path) == nil {
@@ -92,10 +88,10 @@ func createBeside(path string) (*os.File, error) {
 	return os.CreateTemp("", "ratelimit-postgres-*.part")
 }
 
-func (i installation) writeTemplate(ctx context.Context, archive *os.File, args []string) error {
-	cmd := shell(templateMaker, FastDir(), append([]string{i.dir}, args...))
+func (i installation) writeTemplate(ctx context.Context, archive *os.File) error {
+	cmd := shell(templateMaker, FastDir(), []string{i.dir})
 	cmd.Stdout = archive
-	if err := dropRoot(cmd, ""); err != nil {
+	if err := dropRoot(cmd); err != nil {
 		return err
 	}
 	p, err := startProcess(cmd)

@@ -3,13 +3,11 @@
 # process that wants it is gone meanwhile. The password is a random one, which need not be
 # guarded by the 4096 hashes that SCRAM takes of it for each connection.
 #
-# Arguments: the directory of the binaries, then arguments of initdb.
+# Argument: the directory of the binaries.
 
-bin=$1
-shift
 printf '%s\n' "$password" >password
-"$bin/initdb" -D "$dir/data" --username=postgres --pwfile=password \
-	--auth=md5 --encoding=UTF8 --locale=C --no-sync "$@" \
+"$1/initdb" -D "$dir/data" --username=postgres --pwfile=password \
+	--auth=md5 --encoding=UTF8 --locale=C --no-sync \
 	>log 2>&1 </dev/null || finish 1
 tar -cf - password data 2>>log
 finish $?

@@ -90,11 +90,11 @@ func TestTemplateReplaced(t *testing.T) {
 	long(t)
 	dir := cached(t)
 	inst := installed(t)
-	path := inst.templatePath(nil)
+	path := inst.templatePath()
 	inst.version = "15.0"
-	outdated := inst.templatePath(nil)
+	outdated := inst.templatePath()
 	inst.dir += "-other"
-	another := inst.templatePath(nil)
+	another := inst.templatePath()
 	must(t, os.MkdirAll(dir, 0o700))
 	left, underWay := filepath.Join(dir, "1.part"), filepath.Join(dir, "2.part")
 	for _, file := range []string{path, outdated, another, left, underWay} {
@@ -129,7 +129,7 @@ func TestStartCanceled(t *testing.T) {
 		}
 	}
 	start()
-	archive, _, err := inst.template(t.Context(), Options{})
+	archive, _, err := inst.template(t.Context())
 	must(t, err)
 	must(t, archive.Close())
 	start()

@@ -93,9 +93,6 @@ type Options struct {
 	// new one is to be a standby. The error is exec.ErrNotFound where there is no
 	// pg_basebackup. It is for local servers only.
 	StandbyOf string
-	// WALDir, if set, is a directory for the write-ahead log, in files of 1 MB. The
-	// server gets it if it is root's. It is for local servers only.
-	WALDir string
 }
 
 // Start is StartWith without options.
@@ -131,7 +128,7 @@ func start(ctx context.Context, opts Options, m machine) (*Server, error) {
 		return external(ctx, m.databaseURL)
 	}
 	s, localErr := local(ctx, m.binDirs(ctx), opts)
-	if localErr == nil || opts.StandbyOf != "" || opts.WALDir != "" {
+	if localErr == nil || opts.StandbyOf != "" {
 		return s, localErr
 	}
 	s, containerErr := container(ctx, m.dockerHost, opts)

@@ -16,7 +16,7 @@ import (
 // A Replacement replaces the definition of a key by another.
 type Replacement struct {
 	Before, After *decide.Demand
-	By            *decide.Demand // measures the rows until they are raised; After, unless they are marked
+	By            *decide.Demand // measures the rows until they are raised; After if they are not marked
 	Mark          time.Time      // zero for none
 	Marked        []Marked       // how rows are measured that have a mark, instead of by Before
 	Only          bool           // only marked rows are changed
@@ -28,7 +28,7 @@ type Replacement struct {
 // Marked says how to measure rows that were marked at an instant.
 type Marked struct {
 	At time.Time
-	By []*bucket.Definition // shares of a shard: by the first the rows were measured then, by all they were taken from since
+	By []*bucket.Definition // for one shard: the first measured the rows then; calls have taken by all of them since
 }
 
 // Change changes the rows of a key from one definition to another, and returns the status

@@ -115,7 +115,7 @@ func (e *Editor) refillAll(ctx context.Context, tx pgx.Tx, a *decide.Demand, sha
 	return tx.SendBatch(ctx, &batch).Close()
 }
 
-// Credit returns the edit that gives r's count back, and sets the status then.
+// Credit returns the edit that gives r's count back and sets status.
 func (e *Editor) Credit(r ratelimit.Request, status *ratelimit.Status) Edit {
 	return func(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
 		a := &call.Demands[0]
@@ -130,8 +130,8 @@ func (e *Editor) Credit(r ratelimit.Request, status *ratelimit.Status) Edit {
 	}
 }
 
-// credit gives n tokens back to the rows of a demand, and returns their states afterwards. Of the
-// shards that it does not lock, these are cached states.
+// credit gives n tokens back to the rows of a demand, and returns their states afterwards. For
+// shards that it does not lock it returns cached states.
 func (e *Editor) credit(ctx context.Context, tx pgx.Tx, a *decide.Demand, n float64) (states []bucket.State, at time.Time, err error) {
 	shard, counts := 0, []float64{n}
 	if !a.Sharded() {
@@ -153,8 +153,8 @@ func (e *Editor) credit(ctx context.Context, tx pgx.Tx, a *decide.Demand, n floa
 	return states, at, err
 }
 
-// give gives counts to shards of a demand, beginning with shard, and returns the states of their
-// rows afterwards. A sliding window gets its tokens in a second round trip, with the row locked.
+// give gives counts to shards of a demand, beginning with shard, and returns their rows afterwards.
+// A sliding window gets its tokens in a second round trip, with the row locked.
 func (e *Editor) give(ctx context.Context, tx pgx.Tx, a *decide.Demand, shard int, counts []float64) ([]table.Give, error) {
 	var batch pgx.Batch
 	changes, gives := make([]decide.Change, len(counts)), make([]table.Give, len(counts))
@@ -178,7 +178,7 @@ func (e *Editor) give(ctx context.Context, tx pgx.Tx, a *decide.Demand, shard in
 	return gives, tx.SendBatch(ctx, &batch).Close()
 }
 
-// locked is the rows of a demand, locked.
+// locked holds the locked rows of a demand.
 type locked struct {
 	states []bucket.State
 	outs   []bucket.Out // their tokens that are out

@@ -21,7 +21,7 @@ func (e *Editor) Prunable(ctx context.Context, name string, overrides decide.Ove
 	})
 }
 
-// pruneBy does something with the rows of a name that mean the same as no row, in batches.
+// pruneBy calls do with the rows of a name that mean the same as no row, in batches.
 func (e *Editor) pruneBy(ctx context.Context, name string, overrides decide.Overrides, do deletion) (done int64, err error) {
 	after := decide.Row{Key: decide.Key{Name: name}, Shard: math.MinInt32}
 	for {
@@ -41,8 +41,8 @@ func (e *Editor) pruneBy(ctx context.Context, name string, overrides decide.Over
 // A deletion deletes rows that are idle, or counts them.
 type deletion func(ctx context.Context, q table.Querier, idle *table.Rows) (int64, error)
 
-// pruneAfter lists rows of a name after a row, which it moves to the last of them, and deletes
-// those that are idle by all definitions.
+// pruneAfter lists the rows that follow after, calls do with those that are idle by all
+// definitions, and moves after to the last listed row.
 func (e *Editor) pruneAfter(ctx context.Context, overrides decide.Overrides, after *decide.Row, do deletion) (listed int, deleted int64, err error) {
 	now, err := table.Now(ctx, e.Pool, e.Clock())
 	if err != nil {

@@ -146,8 +146,8 @@ func (e *Editor) apply(ctx context.Context, tx pgx.Tx, settlement *decide.Settle
 }
 
 // settled completes the changes of a settlement by the states of the locked rows, and sets the
-// states of the limits' rows afterwards. Of the shards that the call did not take from, these are
-// cached states.
+// states of the limits' rows afterwards. For shards that the call did not take from it sets cached
+// states.
 func (e *Editor) settled(settlement *decide.Settlement, given []table.Give, after *decide.View) {
 	call, changes := &settlement.Call, settlement.Changes
 	after.States = make([][]bucket.State, len(call.Demands))

@@ -79,7 +79,7 @@ type Memory interface {
 // Pending is a call that waits for its decision.
 type Pending struct {
 	Call  decide.Call
-	One   [1]decide.Demand // room for the demand of Call, if there is one
+	One   [1]decide.Demand // room for the demand of a Call that has one
 	Check bool
 	Extra bool // a Memory's own call: it wants the tokens added to a grant, and no result
 
@@ -106,15 +106,15 @@ type Pending struct {
 // Ticket is a call in a queue.
 type Ticket = batch.Ticket[*Pending]
 
-// Finish answers a call.
+// Finish answers a call, or calls Abandoned if its caller gave up.
 func Finish(t *Ticket) {
 	if !finish(t) && t.Value.Abandoned != nil {
 		t.Value.Abandoned()
 	}
 }
 
-// finish answers a call, and reports whether its caller was still waiting. Then the Pending is the
-// caller's.
+// finish answers a call, and reports whether its caller was still waiting. Afterwards the Pending
+// is the caller's.
 func finish(t *Ticket) bool {
 	t.Refused = !t.Value.Extra && !t.Value.Result.OK
 	return t.Finish()
@@ -217,7 +217,7 @@ func (e *Engine) serve(ctx context.Context, q *queue, tickets []*Ticket, await *
 	}
 }
 
-// answerFromMemory returns the calls that the Memory cannot answer.
+// answerFromMemory answers the calls that the Memory can answer, and returns the others.
 func (e *Engine) answerFromMemory(tickets []*Ticket) []*Ticket {
 	if e.Memory == nil || len(tickets) == 0 {
 		return tickets
@@ -321,7 +321,7 @@ func (e *Engine) stillLockedExtra(ctx context.Context, tickets []*Ticket) (still
 	n := 0
 	for i, t := range stillLocked {
 		definition := &t.Value.Call.Demands[0].Definition
-		if rows.Found[i] && definition.Refill(rows.States[i], rows.At).Value >= 2 { // at most half of it is prefetched
+		if rows.Found[i] && definition.Refill(rows.States[i], rows.At).Value >= 2 { // a grant takes at most half as extra
 			t.Value.locked.Store(&rows.Rows[i])
 			stillLocked[n] = t
 			n++

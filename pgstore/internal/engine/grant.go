@@ -18,7 +18,7 @@ import (
 func (e *Engine) grant(ctx context.Context, tickets []*Ticket, await *awaited) (left []*Ticket, err error) {
 	tickets = slices.DeleteFunc(tickets, (*Ticket).Gone)
 	room := groupings.Get().(*grouping)
-	if e.Memory == nil { // which may go on with grants when all callers have given up
+	if e.Memory == nil { // the Memory may need the room after all callers gave up
 		defer groupings.Put(room)
 	}
 	groups, grants, left := e.groups(room, tickets)
@@ -112,9 +112,9 @@ func (e *Engine) sendToEnd(ctx context.Context, send func() error, late func(err
 }
 
 // grantInTurn waits for one row and grants from it. It sends COMMIT in the same round trip if the
-// grant takes extra, or if the last wait for the row got it. Then each process has the row for a
-// moment only, and not for a round trip. Otherwise the wait may be long, and callers who give up
-// should have taken nothing, so COMMIT is not sent with it.
+// grant takes extra, or if the last wait got the row. Then each process has the row for a moment
+// only, and not for a round trip. Otherwise the wait may be long, and callers who give up should
+// have taken nothing, so COMMIT is not sent with it.
 func (e *Engine) grantInTurn(ctx context.Context, grants []table.Grant) error {
 	g := &grants[0]
 	g.Pipelined = g.TakesExtra() || e.servedAtOnce(g.Row)
@@ -124,14 +124,14 @@ func (e *Engine) grantInTurn(ctx context.Context, grants []table.Grant) error {
 	if q := e.rows[g.Row]; q != nil {
 		q.atOnce = err == nil
 		q.extra = q.atOnce && g.TakesExtra()
-		if g.Waited >= conn.PassOver { // others stand in its line
+		if g.Waited >= conn.PassOver { // other processes wait for it
 			e.mark(g.Row)
 		}
 	}
 	return err
 }
 
-// servedAtOnce reports whether the last wait for a row got it.
+// servedAtOnce reports whether the last wait for a row got the row.
 func (e *Engine) servedAtOnce(row decide.Row) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -140,14 +140,14 @@ func (e *Engine) servedAtOnce(row decide.Row) bool {
 }
 
 // answerGroup answers the calls of a granted group. Each result shows the state that its call left.
-// The Memory's tokens count as there, since this process has them.
+// The Memory's tokens count as left, since this process has them.
 func (e *Engine) answerGroup(changes *[1]decide.Change, tickets []*Ticket, g *table.Grant) {
 	changes[0] = g.Change
-	change, rest := &changes[0], g.Count+g.Taken.Prefetched
+	change, rest := &changes[0], g.Count+g.Taken.Extra
 	for _, t := range tickets {
 		p := t.Value
 		if p.Extra {
-			p.Result.OK = g.Taken.Prefetched > 0
+			p.Result.OK = g.Taken.Extra > 0
 			t.Finish()
 			continue
 		}
@@ -234,7 +234,8 @@ func (e *Engine) single(p *Pending) bool {
 		return false
 	}
 	a := &call.Demands[0]
-	p.row, p.floor = decide.Row{Key: a.KeyOf()}, a.Definition.Keeps(a.Floor) // a group is granted at once: in a sliding window, debt lies in later slots
+	// Its group is granted at once. In a sliding window, debt lies in later slots.
+	p.row, p.floor = decide.Row{Key: a.KeyOf()}, a.Definition.Keeps(a.Floor)
 	if !a.Sharded() {
 		return true
 	}

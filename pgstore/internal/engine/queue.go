@@ -17,8 +17,8 @@ type queue struct {
 
 	// Of the queue of a row:
 	used   time.Time // when a call last needed it
-	atOnce bool      // the last wait for the row got it
-	extra  bool      // with a grant that took tokens for the Memory
+	atOnce bool      // the last wait got the row
+	extra  bool      // and its grant took tokens for the Memory
 }
 
 const (
@@ -192,8 +192,8 @@ func (e *Engine) serveLocked(ctx context.Context, row decide.Row, tickets []*Tic
 	}
 }
 
-// parts holds the parts of a distributed table, which Citus calls shards. Calls for rows of one part share
-// statements. A key whose part has changed since it was asked for is decided all the same, only slower.
+// parts holds the parts of a distributed table, which Citus calls shards. Calls for rows of one
+// part share statements. Calls for a key that has moved to another part are only slower.
 type parts struct {
 	queues map[int64]*batch.Queue[*Pending]
 	asking *batch.Queue[*Pending] // of calls for keys whose part is not known
@@ -211,9 +211,9 @@ const (
 	fewest     = 4           // the number of calls under way for each part above which they share statements
 )
 
-// queueOnNode returns the queue of a call for one row of a distributed table: that of its part, if the call
-// can share statements there, otherwise that of the row. A few calls have a connection each, and go faster
-// alone. While calls wait for a row, it is not tried together with others. It needs mu.
+// queueOnNode returns the queue of a call for one row of a distributed table: that of its part, if
+// the call can share statements there, otherwise that of the row. A few calls have a connection
+// each, and go faster alone. While calls wait for a row, later ones join them. It needs mu.
 func (e *Engine) queueOnNode(p *Pending, underWay int64) *batch.Queue[*Pending] {
 	demand := &p.Call.Demands[0]
 	row := decide.Row{Key: demand.KeyOf()}

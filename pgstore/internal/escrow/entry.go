@@ -26,7 +26,7 @@ type Entry struct {
 	mu      sync.Mutex
 	ledger                // needs mu, but for its stock
 	latency time.Duration // from the plan of a prefetch to its tokens, lately
-	service time.Duration // of that, from the prefetch's turn at the row on
+	service time.Duration // the part of latency since the prefetch's turn at the row
 
 	firing     sync.Mutex // held while the timer fires, until its returns are under way; locked before mu
 	timer      *time.Timer
@@ -81,8 +81,8 @@ func (e *Entry) Take(n float64, transaction bool, t *Tokens) bool {
 	return e.takeOfSeveral(n, now, transaction, t)
 }
 
-// takeOfSeveral takes tokens that one lease does not have, from several. In a window these count in
-// the same window or slot, because a call is told one instant.
+// takeOfSeveral takes tokens from several leases together. In a window, all must count in one
+// window or slot, because a call gets one instant.
 func (e *Entry) takeOfSeveral(n float64, now moment, transaction bool, t *Tokens) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -113,7 +113,7 @@ func (e *Entry) takeOfSeveral(n float64, now moment, transaction bool, t *Tokens
 	return true
 }
 
-// complete completes tokens, the last of which came from a lease, and prefetches if it is time.
+// complete fills in t, and prefetches if it is time. from is the lease of the last tokens.
 func (e *Entry) complete(t *Tokens, n float64, from *lease, s *stock, left float64, now moment) {
 	from.calls.Add(1)
 	t.Entry, t.Count, t.At = e, n, from.databaseAt(now)
@@ -239,8 +239,8 @@ func (e *Entry) onTimer() {
 	e.config.giveBack(returns)
 }
 
-// refusal is the row that refused a call. Until it is refilled, only another process can make such
-// a call succeed: this one's changes are counted.
+// refusal is the row that refused a call. Until the row is refilled, only another process can make
+// such a call succeed. A change by this one voids the refusal.
 //
 // Its time does not depend on this machine's clock being right. To the database's instant it adds
 // the time since before the statement was sent, so it is never behind the database.

@@ -3,9 +3,9 @@
 // rows with too few tokens. It knows no database: the layer above sends the statements.
 //
 // In every stretch of time a limit grants no more than it would without escrow. The tokens in the
-// row and in the memories of all processes are together never more than the capacity. The statements
-// of pgstore/internal/table apply these rules; its TestReturnsAgree compares them with these in random
-// histories:
+// row and in the memories of all processes are together never more than the capacity; an
+// exhaustive test of a small model shows it. The statements of pgstore/internal/table apply these
+// rules:
 //
 //   - A statement that prefetches from a token bucket counts with a lower capacity: less by the
 //     tokens refilled until the end of the lease. Nothing is refilled during a lease of a window,
@@ -34,8 +34,8 @@ type Config struct {
 	Lasts time.Duration    // for how long tokens are handed out
 	Clock func() time.Time // nil for the machine's
 
-	// Prefetch is called when it is time to prefetch. It runs during a call that does not wait
-	// for it, and must have [Entry.Prefetched] called at its end.
+	// Prefetch is called when it is time to prefetch. It must not keep the current call waiting,
+	// and calls [Entry.Prefetched] at its end.
 	Prefetch func(*Entry)
 
 	// GiveBack is called with tokens to return to their rows. No lock of a key is held.
@@ -51,8 +51,8 @@ func (c *Config) now() time.Time {
 
 func (c *Config) moment() moment { return momentOf(c.now()) }
 
-// sent returns when a statement was sent that decided at an instant. An injected clock stands
-// still between the two.
+// sent returns when a statement was sent; at is when it decided. An injected clock stands still
+// between the two.
 func (c *Config) sent(sent, at time.Time) moment {
 	if c.Clock != nil {
 		return momentOf(at)
@@ -69,14 +69,14 @@ func (c *Config) giveBack(returns []Return) {
 	}
 }
 
-// Lowered returns the capacity with which a statement counts that prefetches for a time; 0 if
+// Lowered returns the capacity with which a statement counts when it prefetches for lasts; 0 if
 // nothing can be prefetched for that long.
 func Lowered(d *bucket.Definition, lasts time.Duration) float64 {
 	return max(0, d.Capacity-d.Inflow(lasts))
 }
 
-// usable returns for how long tokens can be used that were prefetched at an instant, and
-// are counted in the row at ts.
+// usable returns for how long tokens can be used. They were prefetched at an instant, and count in
+// the row at ts.
 func usable(d *bucket.Definition, ts, at time.Time, lasts time.Duration) time.Duration {
 	return min(lasts, d.End(ts, at, lasts).Sub(at))
 }
@@ -98,7 +98,7 @@ type Return struct {
 	Definition bucket.Definition
 	bucket.Return
 
-	lease *lease // which the tokens were prefetched with
+	lease *lease // of the tokens
 }
 
 // A cache remembers at most sets · ways keys. Keys with the same hash share a set.
@@ -117,8 +117,8 @@ type Cache struct {
 	mu sync.Mutex // to add an entry
 }
 
-// set is a few entries. A part of the hash of each one's key stands beside them, so that entries of
-// other keys, which are seldom in a processor's cache, need not be looked at.
+// set is a few entries, with a part of each key's hash beside them. So a lookup need not touch
+// entries of other keys, which are seldom in a processor's cache.
 type set struct {
 	tags    [ways]atomic.Uint32
 	entries [ways]atomic.Pointer[Entry]
@@ -129,7 +129,7 @@ func New(c Config) *Cache {
 	return &Cache{config: c, seed: maphash.MakeSeed(), sets: make([]set, sets)}
 }
 
-// Now returns the instant from which the lease of a statement counts that is about to be sent.
+// Now returns the instant from which the lease of the next statement counts.
 func (m *Cache) Now() time.Time { return m.config.now() }
 
 func (m *Cache) set(name, key string) (s *set, tag uint32) {
@@ -175,7 +175,8 @@ func (m *Cache) FindOrAdd(a *decide.Demand) *Entry {
 	return e
 }
 
-// add adds an entry, in place of one of another definition of the limit or of an idle one.
+// add adds an entry in an empty place, or replaces an idle one. It returns the replaced entry if
+// that has another definition of the limit.
 func (m *Cache) add(a *decide.Demand) (e, replaced *Entry) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

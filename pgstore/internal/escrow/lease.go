@@ -42,8 +42,8 @@ func (a *amount) add(n float64) {
 	}
 }
 
-// take takes n out of a. If a has less it takes all of it with some, and else nothing. It returns
-// how much it took, and how much is left.
+// take takes n out of a. If a has less, it takes all of it with some, and nothing without. It
+// returns how much it took, and how much is left.
 func (a *amount) take(n float64, some bool) (took, left float64) {
 	for {
 		bits := a.bits.Load()
@@ -120,7 +120,7 @@ func (l *lease) databaseAt(now moment) time.Time {
 }
 
 // Tokens holds tokens that a call took from memory, or that a statement granted to a transaction.
-// The zero Tokens are none.
+// The zero value holds none.
 type Tokens struct {
 	Entry *Entry
 	Count float64
@@ -152,7 +152,7 @@ func (t *Tokens) Result(reserve bool, result *ratelimit.Result) {
 	t.Entry.template.Held(t.Entry.paid, t.Count, reserve, &t.After, t.At, result)
 }
 
-// Balance returns the state of the limit that the tokens are of; nil for none.
+// Balance returns the state of the tokens' limit; nil for no tokens.
 func (t *Tokens) Balance() *decide.Balance {
 	if t.Entry == nil {
 		return nil
@@ -188,7 +188,7 @@ func (t *Tokens) PutBack() {
 	t.each(func(p part) { e.putBack(p, now) })
 	e.restock()
 	var returns []Return
-	if refunds < len(e.returns) { // without waiting for the timer, and with the spent tokens, which leave no room for them
+	if refunds < len(e.returns) { // at once, with the spent tokens: until these are reported, the row has no room
 		e.reportSpent(now)
 		returns = e.takeReturns()
 	}
@@ -197,8 +197,8 @@ func (t *Tokens) PutBack() {
 	e.config.giveBack(returns)
 }
 
-// putBack puts a part back. Tokens of a lease that has ended, or of before an edit, go to the row
-// as those of a cancelled call do. It needs mu.
+// putBack puts a part back. If its lease has ended, or is older than an edit, the tokens go to the
+// row, as those of a cancelled call do. It needs mu.
 func (e *Entry) putBack(p part, now moment) {
 	l := p.lease
 	if l.epoch == e.epoch && !l.over(now) {

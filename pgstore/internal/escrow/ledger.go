@@ -20,7 +20,7 @@ type ledger struct {
 	stock    atomic.Pointer[stock] // nil if nothing is held
 
 	leases  []*lease // oldest first
-	epoch   int      // an edit begins another: leases of before go back
+	epoch   int      // an edit begins another: older leases go back
 	demand  demand
 	spent   spent
 	used    float64  // tokens, since the timer was set
@@ -44,7 +44,7 @@ type stock struct {
 // are left to be returned.
 const usedBy = 0.9
 
-// restock has tokens handed out from the first lease that has any.
+// restock makes the first lease with tokens the stock.
 func (g *ledger) restock() {
 	newest := g.newest()
 	if newest == nil {
@@ -97,8 +97,8 @@ func (g *ledger) sweep(now moment) (left float64) {
 	return g.left()
 }
 
-// remaining is sweep for a call about to take: if nothing is left, calls wait for the row from now
-// on.
+// remaining sweeps for a call about to take. If nothing is left, it notes that calls wait for the
+// row.
 func (g *ledger) remaining(now moment) (left float64) {
 	if left = g.sweep(now); left == 0 {
 		g.demand.block(now)
@@ -202,7 +202,8 @@ func (g *ledger) reportSpent(now moment) {
 	g.returns[0].Spent = report
 }
 
-// spent counts the tokens spent from memory that the row counts as out, and was not told of.
+// spent counts the tokens spent from memory that the row counts as out, since they were not
+// reported.
 type spent struct {
 	definition *bucket.Definition
 	count      float64
@@ -210,8 +211,8 @@ type spent struct {
 }
 
 // counts reports whether the row counts tokens that are out until an instant together with the
-// latest lease. In a window that is so for those of the same window or slot; in a token bucket for
-// certain until a grace after the instant.
+// latest lease. In a window that is so if both are of one window or slot. In a token bucket it is
+// so for some time after the instant.
 func (s *spent) counts(until time.Time, now moment) bool {
 	switch {
 	case s.latest == nil:

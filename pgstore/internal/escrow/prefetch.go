@@ -20,9 +20,8 @@ type Prefetch struct {
 	lease   *lease        // that was received
 }
 
-// Plan returns how much a statement prefetches that is about to be sent. The statement takes a
-// number of tokens besides, if the row has as many as it needs. It returns the zero Prefetch if
-// prefetching does not pay.
+// Plan plans the prefetch of a statement about to be sent. The statement also takes tokens for its
+// calls, if the row has need. Plan returns the zero Prefetch if prefetching does not pay.
 func (e *Entry) Plan(takes, need float64) (p Prefetch) {
 	if !e.CanPrefetch() || need > e.lowered {
 		return p
@@ -38,7 +37,7 @@ func (e *Entry) Plan(takes, need float64) (p Prefetch) {
 	spare := math.Inf(1)
 	if newest := e.newest(); newest != nil {
 		left = min(left, pace*float64(newest.remains(now)))
-		row := e.template.Definition.Refill(newest.after, newest.databaseAt(now)) // has more only if others have returned some
+		row := e.template.Definition.Refill(newest.after, newest.databaseAt(now)) // it has more only if others have returned some
 		spare = (row.Value - need) / 2
 	}
 	left = max(0, left-pace*float64(e.latency)) // when more arrives
@@ -103,7 +102,7 @@ func (p *Prefetch) Receive(l Lease) {
 	p.lease = had
 }
 
-// Tokens returns tokens that the statement, whose lease was received, granted to a transaction.
+// Tokens returns tokens that the statement granted to a transaction. Receive was called before.
 func (p *Prefetch) Tokens(n float64, after bucket.State) Tokens {
 	return Tokens{Entry: p.Entry, Count: n, At: p.lease.at, After: after, part: part{p.lease, n}}
 }
@@ -128,5 +127,5 @@ func (e *Entry) Prefetched(ok bool) {
 	e.prefetching.Store(false)
 }
 
-// backOff has nothing prefetched ahead for a while, since tokens are scarce.
+// backOff stops prefetching ahead for a while, since tokens are scarce.
 func (e *Entry) backOff(now moment) { e.scarceUntil.Store(int64(now.mono + e.config.Lasts/4)) }

@@ -106,7 +106,7 @@ func finishExtra(t *engine.Ticket, h *attachment) bool {
 	return true
 }
 
-// Add has a grant prefetch, if that pays for its key.
+// Add makes a grant prefetch, if that pays for its key.
 func (m *Memory) Add(calls []*engine.Ticket, g *table.Grant) {
 	prefetch := entryOf(calls).Plan(g.Count, g.Need)
 	if prefetch.Count == 0 {
@@ -126,7 +126,7 @@ func (m *Memory) Add(calls []*engine.Ticket, g *table.Grant) {
 func (m *Memory) Done(calls []*engine.Ticket, g *table.Grant, err error) {
 	added, _ := g.Added.(*sentPrefetch)
 	switch {
-	case err != nil && (!intx.Answered(err) || intx.InPart(err)) && !table.Unsent(err): // whether it was done is not known
+	case err != nil && (!intx.Answered(err) || intx.InPart(err)) && !table.Unsent(err): // it may have been done
 		return
 	case err != nil || !g.Taken.OK:
 		if added != nil {
@@ -152,7 +152,7 @@ func (m *Memory) Done(calls []*engine.Ticket, g *table.Grant, err error) {
 	}
 }
 
-// countDemand counts the demand of a grant's calls, but for those that only the row decides.
+// countDemand counts the demand of a grant's calls, without those that only the row decides.
 func countDemand(calls []*engine.Ticket, g *table.Grant) {
 	n, count := 0, g.Count
 	for _, t := range calls {
@@ -166,7 +166,7 @@ func countDemand(calls []*engine.Ticket, g *table.Grant) {
 	}
 	entry := entryOf(calls)
 	entry.CountDemand(count, n)
-	if g.Waited >= conn.PassOver { // to take from the row would cost more still
+	if g.Waited >= conn.PassOver { // to take from the row would take even longer
 		entry.Contended()
 	}
 }
@@ -177,7 +177,7 @@ func (m *Memory) leaseOf(g *table.Grant, sent time.Time) escrow.Lease {
 	if g.Waited > 0 && g.Waited <= m.cache.Now().Sub(sent) {
 		sent = sent.Add(g.Waited)
 	}
-	return escrow.Lease{Count: g.Taken.Prefetched, Out: g.Out, After: g.Taken.After, At: g.Taken.At.UTC(), End: g.End().UTC(), Sent: sent}
+	return escrow.Lease{Count: g.Taken.Extra, Out: g.Out, After: g.Taken.After, At: g.Taken.At.UTC(), End: g.End().UTC(), Sent: sent}
 }
 
 // Refused remembers the row that refused a call.

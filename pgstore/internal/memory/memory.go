@@ -126,8 +126,8 @@ func (m *Memory) entryOf(a *decide.Demand) *escrow.Entry {
 
 // prefetch prefetches before the leases have run out, without keeping its caller waiting. It shares
 // the statement of calls for the key that found nothing held: two statements would find each
-// other's lock on the row. It gives up soon: a connection that has fallen silent holds up all calls
-// that gather behind it, and other processes' turns at the row take less.
+// other's lock on the row. It gives up soon, since a silent connection holds up all calls that
+// gather behind it. Turns of other processes at the row are shorter.
 func (m *Memory) prefetch(entry *escrow.Entry) {
 	if m.Work.Begin(context.Background()) != nil {
 		entry.Prefetched(false)
@@ -164,11 +164,11 @@ func (m *Memory) NoteShared(call *decide.Call) {
 	}
 }
 
-// TakeSpent takes out the tokens spent from memory that a transaction is about to report to the row
-// of a key.
+// TakeSpent takes out a key's tokens spent from memory. A transaction is about to report them to
+// the row.
 func (m *Memory) TakeSpent(key decide.Key) bucket.Spent { return m.cache.TakeSpent(key) }
 
-// RestoreSpent notes that the transaction was rolled back that was to report spent tokens.
+// RestoreSpent puts spent tokens back, since the transaction that reported them was rolled back.
 func (m *Memory) RestoreSpent(key decide.Key, spent bucket.Spent) { m.cache.RestoreSpent(key, spent) }
 
 // Held returns the tokens held, by the limits' names.
@@ -179,8 +179,8 @@ func (m *Memory) Held() map[string]escrow.Held {
 	return m.cache.Held()
 }
 
-// Claim holds the tokens of a call that were held, until [Claim.End], and the rest of the call, for
-// rows. It is nil if no tokens were held.
+// Claim holds a call's tokens from memory until [Claim.End]. Rest is the part of the call that rows
+// decide. A Claim is nil if memory held no tokens.
 type Claim struct {
 	Rest decide.Call
 
@@ -191,8 +191,8 @@ type Claim struct {
 // All reports whether all of the call was held.
 func (c *Claim) All() bool { return len(c.Rest.Demands) == 0 }
 
-// claim takes the held tokens of a call out of memory. For a call with several limits it has the
-// missing tokens prefetched for later calls; the statement that grants a single limit prefetches by
+// claim takes the held tokens of a call out of memory. For a call with several limits it prefetches
+// the missing tokens, for later calls. The statement that grants a single limit prefetches by
 // itself.
 func (m *Memory) claim(call *decide.Call) *Claim {
 	c := &Claim{call: call}
@@ -218,8 +218,8 @@ func (m *Memory) claim(call *decide.Call) *Claim {
 }
 
 // Claim claims the tokens of a transaction's call. If the tokens of a single limit are missing, and
-// prefetching pays, a statement of its own grants them and prefetches. If that refuses, so is the
-// call: refused is its result.
+// prefetching pays, a statement of its own grants them and prefetches. If that refuses an allow,
+// refused is the call's result.
 func (m *Memory) Claim(ctx context.Context, call *decide.Call) (c *Claim, refused ratelimit.Result, err error) {
 	c = m.claim(call)
 	if c != nil || len(call.Demands) != 1 {
@@ -274,7 +274,7 @@ func (c *Claim) balances() []*decide.Balance {
 	return balances
 }
 
-// Result returns the result of the whole call, of which the rest has a result.
+// Result returns the result of the whole call; rest is the result of Rest.
 func (c *Claim) Result(rest ratelimit.Result) (result ratelimit.Result) {
 	if len(c.tokens) > 1 {
 		return c.call.Join(rest, c.balances())

@@ -32,7 +32,7 @@ func (m *Memory) EvictAll() {
 	}
 }
 
-// Close has returned all that is held when it returns.
+// Close returns all held tokens to their rows.
 func (m *Memory) Close() {
 	if m != nil {
 		m.returnAll(m.cache.EvictAll())

@@ -70,8 +70,8 @@ func (f *Permits) look(ctx context.Context, look *table.PermitLook) error {
 }
 
 // serve makes the operations that gathered. If they take permits, the statement goes on after all
-// callers have given up, for the Silence at most. Otherwise the process would not know whether it
-// holds the permits.
+// callers have given up, for [conn.Conn.Silence] at most. Otherwise the process would not know
+// whether it holds the permits.
 func (f *Permits) serve(ctx context.Context, tickets []*ticket) {
 	if !slices.ContainsFunc(tickets, func(t *ticket) bool { return t.Value.takes() }) {
 		f.applyAll(ctx, tickets)
@@ -178,9 +178,9 @@ type lookID struct {
 
 func idOf(look *table.PermitLook) lookID { return lookID{look.Key, look.PartOf} }
 
-// serveLooks looks at the permits of keys, once for all callers that look at the same permits. It
-// sorts the looks, so all processes visit keys in one order: the first look at a part of a key's
-// permits makes the key's row for turns.
+// serveLooks looks at the permits of keys, once for all callers that look at the same permits. A
+// first look at a part creates a row, so the looks are sorted: all processes visit keys in one
+// order.
 func (f *Permits) serveLooks(ctx context.Context, tickets []*batch.Ticket[*lookCall]) {
 	first := make(map[lookID]*table.PermitLook)
 	var looks []*table.PermitLook

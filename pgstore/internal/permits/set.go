@@ -14,7 +14,7 @@ import (
 )
 
 // Several permits that are acquired, renewed and released together are a set of operations, in the
-// order of their rows. A call for one permit mostly takes ways of its own.
+// order of their rows. Most functions for a single permit are separate.
 
 // several reports whether several permits are held together.
 func several(permit ratelimit.Permit) bool { return len(permit.More) > 0 || len(permit.With) > 0 }
@@ -66,7 +66,8 @@ func held(asked []ratelimit.PermitRequest, op *table.PermitOp, began time.Time) 
 
 func keyOf(r ratelimit.PermitRequest) decide.Key { return decide.Key{Name: r.Limit.Name, Key: r.Key} }
 
-// askedOf returns the requests that an operation and its Rest serve, as far as the operations say.
+// askedOf returns the requests of an operation and its Rest, one for each key, with name and lease
+// only.
 func askedOf(op *table.PermitOp) (asked []ratelimit.PermitRequest) {
 	for _, o := range op.Set() {
 		if n := len(asked); n == 0 || keyOf(asked[n-1]) != o.Row.Key {
@@ -115,12 +116,12 @@ type setSearch struct {
 	asked []ratelimit.PermitRequest
 	parts []search // one for each request
 	began time.Time
-	alone bool // take without the advisory locks of transactions: in a caller's transaction from the second attempt on, otherwise always
+	alone bool // take without advisory locks; in a caller's transaction only from the second attempt on
 	look  func(*table.PermitLook) error
 	take  func(*table.PermitOp) (asked bool, err error)
 }
 
-// acquireSet takes all permits of requests, which may have the limits that hold for a waiter.
+// acquireSet takes all permits of requests. Their limits may be those that hold for a waiter.
 func (f *Permits) acquireSet(ctx context.Context, asked []ratelimit.PermitRequest) (ratelimit.Permit, error) {
 	s := f.search(asked)
 	s.alone = true
@@ -242,8 +243,8 @@ func (s *setSearch) choose(i int) ([]flight.Choice, error) {
 }
 
 // refusal returns the refusal of a request by the permits that were read. NotBefore is when so many
-// leases have ended that enough permits are free. If a permit has no holder, a transaction that has not
-// committed has it: it may be free at once.
+// leases have ended that enough permits are free. A permit without a holder belongs to a
+// transaction that has not committed, and may be free at once.
 func refusal(r ratelimit.PermitRequest, look *table.PermitLook) ratelimit.Permit {
 	permit := ratelimit.Permit{InFlight: r.Limit, Key: r.Key, N: r.N, At: look.At.UTC(), NotBefore: look.At.UTC()}
 	var ends []time.Time

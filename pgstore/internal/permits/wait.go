@@ -15,8 +15,8 @@ import (
 // lookAgain is the average time after which a process with waiters looks again for a free permit.
 const lookAgain = 100 * time.Millisecond
 
-// mostLooked is the largest Limit of which a process with waiters reads all permits at a time. Of a
-// larger one it reads a part at a time, in turns with all processes that wait for the key.
+// mostLooked is the largest Limit whose permits a waiting process reads at once. Of a larger one,
+// all processes that wait for the key take turns to read a part.
 const mostLooked = 100
 
 // Await takes the permits of a request, and waits for them until ctx ends. Of the callers in line
@@ -24,7 +24,7 @@ const mostLooked = 100
 func (f *Permits) Await(ctx context.Context, request ratelimit.PermitRequest) (ratelimit.Permit, error) {
 	w, asks := f.local.Arrive(request.Parts()...)
 	defer func() {
-		if handed, ok := f.local.Leave(w); ok { // handed on beside the permit that was found, or too late
+		if handed, ok := f.local.Leave(w); ok { // a permit was found as well, or it came too late
 			f.GiveBack(ctx, handed)
 		}
 	}()
@@ -93,8 +93,8 @@ func (c *collector) inLine(ctx context.Context) (ratelimit.Permit, error) {
 	}
 }
 
-// pause returns after how long the first in line looks again. While a waiter has collected for a
-// short time it looks sooner, since only one of all processes collects.
+// pause returns after how long the first in line looks again. A waiter that collects looks sooner
+// at first, since only one of all processes collects.
 func (c *collector) pause(now time.Time) time.Duration {
 	wait := lookAgain/2 + rand.N(lookAgain)
 	if c.turn != 0 {
@@ -218,7 +218,7 @@ func (c *collector) collect(ctx context.Context, r ratelimit.PermitRequest) (*ra
 		return nil, nil
 	case err != nil:
 		return nil, c.FaultOf("collect permits of", []string{c.key.Name}, err)
-	case col.Turn != began: // the turn is lost; or all permits are there, and a transaction may still give the waiter one more
+	case col.Turn != began: // the turn is lost; or all permits are there, and a transaction may still hand over one more
 		c.abandon(began)
 	}
 	if began == 0 && col.Turn != 0 {
@@ -252,8 +252,7 @@ func (c *collector) end() {
 }
 
 // had notes that a turn is over. The next turn belongs to another process, if a waiter there looks
-// soon enough. Otherwise the waiters of this process, which learn of each release first, would take
-// every turn.
+// soon enough. Waiters here learn of each release first, and would take every turn.
 func (c *collector) had(turn int64) {
 	if c.turn = 0; turn != 0 {
 		now := time.Now()

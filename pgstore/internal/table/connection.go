@@ -49,7 +49,7 @@ func rollBack(ctx context.Context, pooled *pgxpool.Conn) {
 
 const (
 	keptUnused = time.Second           // how long a connection is kept unused
-	keptInAll  = 10 * time.Second      // how long since it was acquired: the pool closes one that is too old when it is given back
+	keptInAll  = 10 * time.Second      // how long it is kept in all: the pool checks its age only when it gets it back
 	keptLook   = 50 * time.Millisecond // how often to ask whether the pool has another idle one
 )
 
@@ -71,7 +71,7 @@ type session struct {
 	acquired, used time.Time
 }
 
-// acquire returns the kept connection of a pool, otherwise a new one.
+// acquire returns the kept connection, otherwise one from the pool.
 func (k *keeper) acquire(ctx context.Context, pool *pgxpool.Pool) (session, error) {
 	if s := k.take(); s != nil {
 		return *s, nil
@@ -88,7 +88,7 @@ func (k *keeper) take() (s *session) {
 }
 
 // release keeps a connection, or gives it back to its pool. If a fault has left a transaction open,
-// it rolls that back and gives the connection back: its server may be the wrong one by now.
+// it rolls that back and gives the connection back: its server may have become a standby.
 func (k *keeper) release(ctx context.Context, s session) {
 	faulty := s.Conn.Conn().PgConn().TxStatus() != 'I'
 	rollBack(ctx, s.Conn)

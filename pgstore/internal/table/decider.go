@@ -14,14 +14,14 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
-// Decider makes decisions on their own, in transactions of their own: either with all that
-// PostgreSQL can do, or on a distributed table.
+// Decider makes decisions on their own, in transactions of their own: on a plain table or on a
+// distributed one.
 type Decider interface {
 	// Grant takes the tokens of grants from the rows that have enough for them; Taken reports which
 	// had. It passes over rows that another transaction has locked. If it meets a lock all the
 	// same, nothing is taken, and the error is lock_not_available. With await there is one grant,
-	// and it waits for its row, for conn.Awaited at most. On a distributed table there is always
-	// one grant, and it always waits.
+	// and it waits for its row, for conn.Awaited at most. A distributed table takes one grant and
+	// always waits, except by [Table.Part].
 	Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, await bool, now *time.Time) error
 
 	// Decide locks rows, calls d.Decide, writes the changed rows, and commits. It passes over rows
@@ -62,8 +62,8 @@ func (t plainTable) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision,
 
 // lockAll begins a transaction that locks and reads a decision's rows. It does not find rows that
 // another transaction has locked. If another transaction is making one of the missing rows, lockAll
-// makes the others in transactions of their own. It does so too before it waits for a row, so that
-// it locks nothing else meanwhile.
+// makes the others in transactions of their own. Before it waits for a row it makes all missing
+// rows so, and locks nothing else meanwhile.
 func (t plainTable) lockAll(ctx context.Context, pooled *pgxpool.Conn, d *Decision, now *time.Time) (*Rows, error) {
 	if d.Await == nil {
 		rows, err := t.lockRows(ctx, pooled, d, d.Missing, now)

@@ -38,7 +38,7 @@ func (t distributedTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants 
 		return fmt.Errorf("%d grants, of which a distributed table takes one", len(grants))
 	}
 	g := &grants[0]
-	if g.Taken = (Taken{}); g.never() { // although a missing row would grant
+	if g.Taken = (Taken{}); g.never() { // the statement would grant it from a missing row
 		return nil
 	}
 	if g.TakesExtra() {
@@ -104,7 +104,7 @@ func (t distributedTable) prefetch(ctx context.Context, pool *pgxpool.Pool, g *G
 	if err := t.write(last, conn, g.Row, after, out); err != nil {
 		return err
 	}
-	g.Taken = Taken{OK: true, After: after, At: row.At, Prefetched: more}
+	g.Taken = Taken{OK: true, After: after, At: row.At, Extra: more}
 	g.Taken.charge(&g.Definition, &row.At)
 	return nil
 }
@@ -137,8 +137,8 @@ func (g *Grant) from(row *Taken) (after bucket.State, out bucket.Out, more float
 type partTable struct{ distributedTable }
 
 // partWait is the lock_timeout of a transaction for several rows. If a caller's transaction has
-// locked one of the rows, the rest of its part waits for that long, once. A transaction for several
-// rows of another process mostly takes less.
+// locked one of the rows, the rest of its part waits for that long, once. Another process's
+// transaction for several rows is mostly shorter.
 const partWait = 50 * time.Millisecond
 
 func (t partTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, _ bool, now *time.Time) error {
@@ -191,15 +191,14 @@ func (t partTable) queueParts(batch *pgx.Batch, grants []Grant, now *time.Time) 
 	}
 }
 
-// inPart reports whether a statement for several rows can make a grant. Of each row, the conflict
-// clause knows only the value of a new row. So the capacity less that value must be exactly the
-// count.
+// inPart reports whether a statement for several rows can make a grant. Its conflict clause knows
+// only the value of a new row. So the capacity less that value must be exactly the count.
 func (g *Grant) inPart() bool {
 	return !g.TakesExtra() && !g.never() && g.Need == g.Count && g.Definition.Capacity-(g.Definition.Capacity-g.Count) == g.Count
 }
 
-// scanPart returns the function that reads the rows of a statement for several grants of a part. Of a window
-// at is the clock before the statement; of a bucket, the row has it.
+// scanPart returns the function that reads the rows of a statement for several grants of a part.
+// For windows at is the clock before the statement; a bucket's row has it.
 func scanPart(grants []Grant, at, now *time.Time) func(pgx.Rows) error {
 	var (
 		r     returned
@@ -231,7 +230,7 @@ func (t *Table) Parts(ctx context.Context, q Querier, keys []string) (parts []in
 	return parts, err
 }
 
-// mostRows is the largest number of rows of a statement. Each text costs a session 3.5 kB for a row.
+// mostRows is the largest number of rows of a statement. Each text costs a session 3.5 kB per row.
 const mostRows = 64
 
 // rowsOf returns how many of n rows the next statement has. A session keeps each text that it has
@@ -241,15 +240,15 @@ func rowsOf(n int) int {
 	return n &^ (1<<max(bits.Len(uint(n))-4, 0) - 1)
 }
 
-// The rows of a statement have their key, their shard and the value that a new row is left with; those of a
-// window also an instant from which to count its edges.
+// A row of a statement has its key, its shard and the value of a new row. A window's also has the
+// instant from which its edges are counted.
 const (
 	bucketRow = "($1::text, $%[1]d::text, $%[2]d::int4, $%[3]d::float8, coalesce($5::timestamptz, clock_timestamp()))"
 	windowRow = "($1::text, $%[1]d::text, $%[2]d::int4, $%[3]d::float8, " +
 		"date_bin($4::float8 * interval '1 microsecond', coalesce($5::timestamptz, clock_timestamp()), $%[4]d::timestamptz))"
 )
 
-// partTexts returns the statements by their number of rows. text is all but the rows.
+// partTexts returns the statements by their number of rows. text is the statement without rows.
 func partTexts(text, row string) map[int]string {
 	if text == "" {
 		return nil

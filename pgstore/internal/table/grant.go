@@ -16,7 +16,7 @@ type Grant struct {
 	// For a grant that prefetches, which takes more for a lease:
 	Lasts        time.Duration // of a token bucket's lease; a window's ends with the window; 0 for a grant that does not prefetch
 	Lowered      float64       // the capacity to count with: lower by the tokens refilled during the lease
-	Prefetch     float64       // tokens to take besides, at most half of those left, and at most as many as may be out
+	Prefetch     float64       // tokens to take for the lease; fewer if half of those left, or the bound on those out, is less
 	Out          float64       // the part of Count that may still return to memory
 	bucket.Spent               // of earlier leases
 
@@ -24,13 +24,13 @@ type Grant struct {
 	// Calls behind it, also in other processes, then wait for one round trip only. A caller that
 	// gives up may have taken all the same, as with any statement under way. So Pipelined is for
 	// rows that others lock only briefly, and waits no longer than longestTurn. Grants that
-	// prefetch are always heard to their end, and are all pipelined.
+	// prefetch are all pipelined; their answer is awaited even after their callers gave up.
 	Pipelined bool
 
 	Added any // what the layer that added to the grant keeps with it
 
 	Taken  Taken
-	Waited time.Duration // for its turn, at least; for a grant that waits for its row
+	Waited time.Duration // for its turn at the row
 	turn   bool          // it has had its turn, or needs none
 }
 
@@ -132,8 +132,8 @@ func (m *many) ticks() []float64 {
 	return column(m.definitions, func(g *Grant) float64 { return tick(&g.Definition) })
 }
 
-// leases returns of each row: the duration of its lease, the tokens to prefetch, the tokens of its
-// count that may return to memory, the tokens spent of earlier leases, and the latest end of these.
+// leases returns five columns: how long each lease lasts, the tokens to prefetch, the tokens of the
+// count that may return to memory, the spent tokens of earlier leases, and the latest end of these.
 // All are NULL if no grant prefetches.
 func (m *many) leases() []any {
 	return []any{

@@ -125,7 +125,7 @@ func TestGrantAgrees(t *testing.T) {
 				ok = ok && !before[i].Paused.After(now)
 				more := max(0, min(g.Prefetch, want.Value/2, g.Definition.Capacity/2))
 				want = g.Definition.Spend(want, now, more)
-				if got := g.Taken; got.OK != ok || ok && (got.Prefetched != more || got.After.Value != want.Value || !got.After.TS.Equal(want.TS) || !reflect.DeepEqual(got.After.Slots, want.Slots)) {
+				if got := g.Taken; got.OK != ok || ok && (got.Extra != more || got.After.Value != want.Value || !got.After.TS.Equal(want.TS) || !reflect.DeepEqual(got.After.Slots, want.Slots)) {
 					t.Fatalf("%v and %v besides of a %s with %v: got %+v, want %v, %v and %v", g.Count, g.Prefetch, g.Name, before[i], got, want, more, ok)
 				}
 				if waited := grantInTurnTo(t, db, test.table, g, before[i], now); waited.OK != ok || ok && waited.After.Value != want.Value+more {

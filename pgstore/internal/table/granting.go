@@ -97,7 +97,7 @@ func (r *returned) report(g *Grant, now *time.Time) {
 	g.Taken = Taken{At: r.at.Time}
 	g.Taken.After, g.Taken.OK = r.get()
 	if g.TakesExtra() && r.more != nil {
-		g.Taken.Prefetched = *r.more
+		g.Taken.Extra = *r.more
 	}
 	g.Taken.charge(&g.Definition, now)
 }
@@ -123,9 +123,9 @@ func bucketGrant(g *Grant, now *time.Time) []any {
 }
 
 // bucketMany returns the arguments of a grant for several rows, in the order given. The statement
-// subscripts its arrays, which costs less than unnesting them. Its range of i is always true. It
-// makes the planner expect few rows and find each by the index, even in a plan made while the table
-// was small.
+// unnests two arrays and subscripts the others, which costs less. Its condition on i always holds.
+// It makes the planner expect few rows and find each by the index, even in a plan made while the
+// table was small.
 func bucketMany(m *many, now *time.Time) []any {
 	periods := column(m.definitions, func(g *Grant) float64 { return g.Definition.Micros() })
 	return append(m.args(), m.capacities(), m.rates(), periods, now)
@@ -141,8 +141,8 @@ func bucketMany(m *many, now *time.Time) []any {
 //
 // Afterwards ahead has the tokens that were out less those spent since, the tokens of calls that
 // may still put them back, and the new lease. That is at most half of the capacity, so the tokens
-// of killed processes do not add up. ahead begins from 0 when nothing is out and nothing can be
-// subtracted any more. For a bucket that is a second after the end, once it has faded. The
+// of killed processes do not add up. ahead begins from 0 once nothing is out and nothing can be
+// subtracted any more: for a bucket, when its tokens have faded and their end is a second past. The
 // sub-select in SET names a value that is used twice; OFFSET 0 keeps the planner from computing it
 // twice.
 func bucketPrefetch(m *many, now *time.Time) []any {
@@ -150,29 +150,29 @@ func bucketPrefetch(m *many, now *time.Time) []any {
 	return append(append(append(bucketMany(m, now), m.ticks()), m.leases()...), whole)
 }
 
-// calendarGrant returns the arguments of a bucket's grant.
+// calendarGrant returns the arguments of a grant by the calendar.
 func calendarGrant(g *Grant, now *time.Time) []any {
 	d := &g.Definition
 	edges, had := d.Edges(around(now))
 	return []any{g.Name, g.Key.Key, int32(g.Shard), g.Count, g.Need, d.Capacity, d.Rate, now, edges, had}
 }
 
-// calendarPrefetch returns the arguments of a bucket's grant for several rows. Where lasts is not
-// NULL it prefetches, for a lease to the next edge. The edges are those of all definitions, as many
-// for each.
+// calendarPrefetch returns the arguments of a grant by the calendar for several rows. Where lasts
+// is not NULL it prefetches, for a lease to the next edge. The edges are those of all definitions,
+// as many for each.
 func calendarPrefetch(m *many, now *time.Time) []any {
 	edges, had := m.edges(around(now))
 	return append(append(m.args(), m.capacities(), m.rates(), edges, had, int32(m.sent()), now), m.leases()...)
 }
 
-// slotsGrant returns the arguments of a bucket's grant, for the slot of now.
+// slotsGrant returns the arguments of a sliding window's grant, for the slot of now.
 func slotsGrant(g *Grant, now *time.Time) []any {
 	d := &g.Definition
 	return []any{g.Name, g.Key.Key, int32(g.Shard), g.Count, g.Need, d.Rate, tick(d), size(d), now}
 }
 
-// slotsPrefetch returns the arguments of that grant for several rows. Where lasts is not NULL it
-// prefetches, for a lease that ends with the slot of now.
+// slotsPrefetch returns the arguments of a sliding window's grant for several rows. Where lasts is
+// not NULL it prefetches, for a lease that ends with the slot of now.
 func slotsPrefetch(m *many, now *time.Time) []any {
 	sizes := column(m.definitions, func(g *Grant) int32 { return size(&g.Definition) })
 	return append(append(m.args(), m.rates(), m.ticks(), sizes, now), m.leases()...)

@@ -109,8 +109,8 @@ const (
 
 // arguments returns the name and arguments of the statement for an operation. The statement returns
 // a row if and only if the operation was made. It leaves no predicate lock under SERIALIZABLE,
-// except in a subtransaction. In a new row, paused carries the end of the lease to a place where
-// the clock cannot be read.
+// except in a subtransaction. In permit_keep the proposed row's paused is the new end of the lease,
+// since the conflict clause cannot read the clock.
 func (op *PermitOp) arguments(now *time.Time) (name string, args []any) {
 	args = []any{op.Row.Name, op.Row.Key.Key, int32(op.Row.Shard), micros(op.Lease), now}
 	if op.take() {
@@ -129,10 +129,10 @@ func (t *Table) ChangePermit(ctx context.Context, pool *pgxpool.Pool, op *Permit
 }
 
 // QueuePermit puts an operation in a caller's transaction into a batch. A take passes over a permit
-// that another transaction is about to take or release: the statement tries for the advisory lock,
-// and waits at most a millisecond for a row whose transaction could not get the lock. It restores the
-// caller's lock_timeout; after an error, the rollback to the savepoint does. The holder of a permit
-// always writes its row.
+// that another transaction is about to take or release: the statement tries for the advisory lock.
+// For a row whose transaction could not get that lock it waits a millisecond at most. It restores
+// the caller's lock_timeout; after an error, the rollback to the savepoint does. The holder of a
+// permit always writes its row.
 func (t *Table) QueuePermit(batch *pgx.Batch, op *PermitOp, now *time.Time) {
 	name, args := op.arguments(now)
 	sql, guarded := t.inflight[name+"_tx"]
@@ -174,7 +174,7 @@ func (t *Table) ChangePermits(ctx context.Context, pool *pgxpool.Pool, ops []*Pe
 	})
 }
 
-// LookAtPermits reads the permits of keys; parts of keys in the order of looks.
+// LookAtPermits reads permits in the order of looks.
 func (t *Table) LookAtPermits(ctx context.Context, pool *pgxpool.Pool, looks []*PermitLook, now *time.Time) error {
 	return oneTrip(ctx, pool, func(batch *pgx.Batch) {
 		for _, look := range looks {
@@ -290,16 +290,16 @@ func (t *Table) ResetPermits(ctx context.Context, q Querier, key decide.Key) err
 	return err
 }
 
-// PrunablePermits returns how many permits of a name PrunePermits would delete without its bound
-// most.
+// PrunablePermits returns how many permits of a name PrunePermits would delete if most did not
+// bound it.
 func (t *Table) PrunablePermits(ctx context.Context, q Querier, name string, before time.Time) (n int64, err error) {
 	err = q.QueryRow(ctx, t.inflight["permit_prunable"], name, before).Scan(&n)
 	return n, err
 }
 
-// PrunePermits deletes permits of a name that have been free since before an instant: at most most,
-// or on a distributed table all. The next fence of such a permit is larger all the same, since it
-// is the instant of its take.
+// PrunePermits deletes permits of a name that have been free since before an instant: up to most of
+// them, or all on a distributed table. The next fence of such a permit is still larger, since it is
+// the instant of its take.
 func (t *Table) PrunePermits(ctx context.Context, q Querier, name string, before time.Time, most int) (deleted int64, err error) {
 	tag, err := q.Exec(ctx, t.inflight["permit_prune"], name, before, int64(most))
 	return tag.RowsAffected(), err

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Lately remembers rows by their locks, each until a time after its last note. The zero value
+// Lately remembers rows by their locks, each for a time after its last Note. The zero value
 // remembers none. It is safe for concurrent use.
 type Lately struct {
 	mu    sync.Mutex
@@ -14,8 +14,8 @@ type Lately struct {
 }
 
 const (
-	mostLately = 1024 // the most rows that are remembered; after that, a row is noted only if a few random ones include one that is over
-	examined   = 8    // how many rows are looked at for that, at random: looking at all would hold up the callers of all rows
+	mostLately = 1024 // the most rows that are remembered; a further one is noted only if one of a few random rows is over
+	examined   = 8    // how many random rows those are: looking at all would hold up the callers of all rows
 )
 
 // Note remembers the row of a lock for a time.

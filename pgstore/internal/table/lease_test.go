@@ -16,29 +16,8 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
 
-// account is a row as the rule has it for what comes back beside what processes hold in memory.
-// The statements must agree with it, to the last token.
-//
-// The rule. Beside its value and its instant a row knows ahead, how much of what was prefetched may
-// still be used or come back, and until, the latest end of that. What is out at an instant is
-//
-//	out = ahead + rate · (until − now), not below 0; nothing if ahead is 0
-//
-// and of a fixed window, which is not refilled until all ends, ahead. A row must leave that free:
-// until the end as much is refilled, and from then on the row refills as fast as leftovers lose
-// their worth. So what is out of a bucket does not end at until: it fades.
-//
-//   - Whoever prefetches counts with a capacity that is lower by rate · lease, and takes no more than
-//     makes ahead that. The lease ends after the row's instant, or with the window.
-//   - What comes back, by whomever, fills the row to capacity − out at most. So do reset and a change
-//     of the number of shards.
-//   - Leftovers are worth rate · (time since their end) less; those of a window that is over are worth
-//     nothing. How much time that is, the process says as well, by a clock that is not set back.
-//   - With leftovers a process says what it used, and says that before, too. Both are taken off ahead
-//     while they are counted in it for sure: until a grace after their end. Ahead counts from 0 again
-//     when nothing is out, and the grace after until is over.
-//   - A sliding window's row knows what each slot holds. What was prefetched can be used in its slot,
-//     and goes back to that, also late. Ahead is what is out of the slot of now; credit leaves that.
+// account is a row as the rule has it for what comes back beside what processes hold in
+// memory (see package escrow's model). The statements must agree with it, to the last token.
 type account struct {
 	definition bucket.Definition
 	key        string
@@ -346,8 +325,8 @@ func (h *history) prefetch() {
 		h.make(h.now)
 	}
 	more, ok := h.account.prefetch(g, h.now)
-	if ok = ok && (distributed || h.definition.Plain(before.state, h.now)); ok != g.Taken.OK || math.Abs(more-g.Taken.Prefetched) > 1e-9 {
-		h.Fatalf("%+v of %+v at %v: %v and %v, want %v and %v", g, before, h.now, g.Taken.OK, g.Taken.Prefetched, ok, more)
+	if ok = ok && (distributed || h.definition.Plain(before.state, h.now)); ok != g.Taken.OK || math.Abs(more-g.Taken.Extra) > 1e-9 {
+		h.Fatalf("%+v of %+v at %v: %v and %v, want %v and %v", g, before, h.now, g.Taken.OK, g.Taken.Extra, ok, more)
 	}
 	if !g.Taken.OK {
 		h.account = before
@@ -358,7 +337,7 @@ func (h *history) prefetch() {
 	if await {
 		h.done["prefetched in turn"]++
 	}
-	h.leases = append(h.leases, &lease{left: g.Taken.Prefetched + g.Out, taken: g.Taken.After.TS, end: g.End()})
+	h.leases = append(h.leases, &lease{left: g.Taken.Extra + g.Out, taken: g.Taken.After.TS, end: g.End()})
 }
 
 func (h *history) lease() *lease {

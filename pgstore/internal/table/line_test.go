@@ -36,7 +36,7 @@ func TestGrantAwaitsItsTurn(t *testing.T) {
 	noError(t, conn.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&gone))
 	leave()
 	noError(t, <-done)
-	if g := grants[0]; !g.Taken.OK || g.Taken.Prefetched <= 0 || g.Waited <= 0 || g.Waited > time.Since(begun) || g.Taken.After.TS.Before(gone) {
+	if g := grants[0]; !g.Taken.OK || g.Taken.Extra <= 0 || g.Waited <= 0 || g.Waited > time.Since(begun) || g.Taken.After.TS.Before(gone) {
 		t.Errorf("took %+v at %v after %v, want it after %v", g.Taken, g.Taken.After.TS, g.Waited, gone)
 	}
 }

@@ -15,9 +15,9 @@ import (
 )
 
 // Run runs a transaction of the Store's own. READ COMMITTED is enough, since a take is right at
-// every isolation level. It waits for locked rows as decisions on their own do. rows are those that do
-// locks, in any order. do may run several times; after each attempt that was rolled back rolledBack is
-// called.
+// every isolation level. Like decisions on their own, it waits for locked rows. do locks rows,
+// given in any order, and may run several times. rolledBack is called after each attempt that was
+// rolled back.
 func (t *Table) Run(ctx context.Context, c *conn.Conn, rows []decide.Row, do func(context.Context, pgx.Tx) error, rolledBack func()) error {
 	ctx, done, err := c.Bounded(ctx)
 	if err != nil {
@@ -29,7 +29,7 @@ func (t *Table) Run(ctx context.Context, c *conn.Conn, rows []decide.Row, do fun
 	}
 	err = attempt(conn.PassOver)
 	for w := c.LockWait(conn.Poll); conn.TimedOut(err); {
-		waited := err // for a row, or by Do for another lock
+		waited := err // the error of a wait for a row, or for another lock in do
 		ctxErr := w.Attempt(ctx, func(s *conn.Seat) error {
 			wait := conn.PassOver
 			if s != nil && len(rows) == 1 && errors.Is(waited, conn.ErrLocked) {
@@ -85,8 +85,8 @@ func (t *Table) awaitOne(ctx context.Context, c *conn.Conn, rows []decide.Row) e
 	return nil
 }
 
-// transact runs do in a transaction that waits for a lock at most wait. If COMMIT is not answered, also since
-// ctx ended, the error is ErrOutcomeUnknown.
+// transact runs do in a transaction that waits for a lock at most wait. If COMMIT is not answered,
+// even because ctx ended, the error is ErrOutcomeUnknown.
 func (t *Table) transact(ctx context.Context, c *conn.Conn, wait time.Duration, do func(context.Context, pgx.Tx) error, rolledBack func()) error {
 	pooled, err := c.Pool.Acquire(ctx)
 	if err != nil {

@@ -99,7 +99,7 @@ func (t *Table) makeFreePermits(ctx context.Context, pool *pgxpool.Pool, s Permi
 }
 
 // ChangePermitSet makes a set in one statement and, unless rows are missing, one round trip. If
-// another transaction has a row locked, none is made, or the error is lock_not_available. On a
+// another transaction has a row locked, none is made; the error may be lock_not_available. On a
 // distributed table each permit is a statement, and COMMIT is another round trip.
 func (t *Table) ChangePermitSet(ctx context.Context, pool *pgxpool.Pool, set PermitSet, now *time.Time) error {
 	for _, op := range set {
@@ -186,8 +186,8 @@ type Collection struct {
 	Limit   int
 	Wanted  int
 	Lease   time.Duration
-	From    int   // for one of more than PermitPart permits: the first number of the part that is read, the same in all of a turn
-	Turn    int64 // the turn's fence: 0 before the turn, and after losing it; it changes when the turn is over
+	From    int   // for one permit of a limit above PermitPart: the first number of the part to read, which stays during a turn
+	Turn    int64 // the turn's fence; 0 before the turn, and if it was lost; another one once the turn is over
 	Permits []PermitView
 	At      time.Time
 	Until   time.Time
@@ -195,8 +195,8 @@ type Collection struct {
 
 // CollectPermits takes free permits of a key for the waiter that collects, and claims held ones, if
 // the waiter has the turn or no waiter has. When all are there it returns them as Permits, and ends
-// the claims and the turn. The next turn begins after as long again, so that others are served
-// meanwhile. With a turn for several permits it makes all missing rows.
+// the claims and the turn. The next turn begins after as long as this one lasted, so that others
+// are served meanwhile. Before a turn for several permits it makes all missing rows.
 //
 // It passes over rows that another transaction has locked. One of these may be about to give the
 // waiter a permit too many, which AbandonPermits frees.

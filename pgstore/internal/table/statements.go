@@ -35,20 +35,20 @@ func New(schema string, distributed bool, silence time.Duration) *Table {
 // Close gives the kept connection back. From then on the table keeps none.
 func (t *Table) Close() { t.kept.close() }
 
-// Each statement on the table is a file, which is sent as it is: only %[1]s stands for the table's
-// name, which a Config may qualify by a schema, and in grant_part another %s for the rows. Files in
-// the folder plain are for tables of one server, and those in distributed for distributed tables.
-// What a statement does is said at the Go that makes its arguments. Statements without the table are
-// constants there.
+// Each statement on the table is a file, which is sent as it is. Only %[1]s stands for the table's
+// name, with the schema if there is one, and another %s in grant_part for the rows. Files in the
+// folder plain are for tables of one server, and those in distributed for distributed tables. The
+// Go function that makes a statement's arguments says what it does. Statements that do not name the
+// table are Go constants.
 //
 // A grant with the suffix in_turn waits for its row; the other grants of plain tables pass over
-// locked rows. (PostgreSQL reads a row again that changed during the wait.) Its transaction may have
-// waited before it, so it counts from statement_timestamp.
+// locked rows. (PostgreSQL reads a row again that changed during the wait.) Its transaction may
+// have waited for a turn, so its clock is statement_timestamp.
 //
 //go:embed sql
 var files embed.FS
 
-// text returns the statement in a file, for the table of such a name.
+// text returns the statement in a file, for the table with this name.
 func text(file, table string) string {
 	sql, err := files.ReadFile(file)
 	if err != nil {
@@ -76,7 +76,7 @@ func textsFor(table string, distributed bool) func(folder string) texts {
 	}
 }
 
-// kindsOf returns the statements of all kinds, whose folders are read by in.
+// kindsOf returns the statements of all kinds. in reads their folders.
 func kindsOf(in func(folder string) texts) map[bucket.Kind]*kind {
 	level, window, calendar, slots := in("bucket"), in("window"), in("calendar"), in("slots")
 	return map[bucket.Kind]*kind{

@@ -89,6 +89,6 @@ func (t *Table) Batch() int {
 	return 1000
 }
 
-// ReportsMade reports whether a statement returns which rows it has made. On a distributed table it
-// does not.
+// ReportsMade reports whether statements return which rows they made. On a distributed table they
+// do not.
 func (t *Table) ReportsMade() bool { return !t.distributed }

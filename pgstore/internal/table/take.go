@@ -91,7 +91,7 @@ func bucketMust(m must, now *time.Time) []any {
 // A fixed window is a token bucket whose clock stands still between its edges, which are a period
 // apart. So ts is an edge, and the last edge before now decides.
 
-// windowTake returns the arguments of a bucket's take. In the conflict's clauses excluded.ts is the
+// windowTake returns the arguments of a window's take. In the conflict's clauses excluded.ts is the
 // edge before now, counted from origin. A row may have other edges, if it was paused or had another
 // Start. For such a row excluded.ts is no edge, so it is turned away: the caller reads it, and
 // sends its ts as origin. If a pause has ended since the edge, the caller must say that it is over.
@@ -111,18 +111,18 @@ func windowMust(m must, now *time.Time) []any {
 }
 
 // The edges of a quota by the calendar are not a period apart, so they are arguments: the edges
-// around now, ascending. Beside each stands the first ts of a row that has had the edge. The refill
-// is Rate for each edge up to now that the row has not had. A give is a window's, which counts no
-// edges. A row that stands on no edge has had the first one after it: see package bucket,
-// calendar.go.
+// around now, ascending. Beside each stands the first ts with which a row has had the edge. The
+// refill is Rate for each edge up to now that the row has not had. Their give is that of windows,
+// which counts no edges. A row that stands on no edge has had the first one after it: see package
+// bucket, calendar.go.
 //
 // The machine's clock chooses the edges that are sent, and the database's clock decides by them. A
 // row is turned away if the database's clock is outside of the edges. It is also turned away if it
 // is older than the first edge and would not be full by all edges up to now. The caller reads it,
 // and sends other edges or writes it anew.
 
-// calendarTake returns the arguments of a bucket's take. excluded.ts is the edge before now. If
-// that edge was not sent, excluded.ts is the last argument, an edge of long ago. A new row with
+// calendarTake returns the arguments of a take by the calendar. excluded.ts is the edge before now.
+// If that edge was not sent, excluded.ts is the last argument, an edge of long ago. A new row with
 // that ts would count as full, so the caller must read the answer as a refusal.
 func calendarTake(c taking, now *time.Time) []any {
 	d := &c.Definition
@@ -134,8 +134,8 @@ func calendarTake(c taking, now *time.Time) []any {
 	return []any{c.Name, c.Key.Key, int32(c.Shard), d.Capacity, c.Count, now, edges, had, d.Rate, c.Floor, c.over(), d.Fresh("", longAgo).TS}
 }
 
-// calendarMust returns the arguments of a calendar's take, with the mark in the last place. If now
-// is outside of the edges, the error has the mark and no state.
+// calendarMust returns the arguments of a take by the calendar, with the mark in the last place. If
+// now is outside of the edges, the error has the mark and no state.
 func calendarMust(m must, now *time.Time) []any {
 	args := calendarTake(m.taking, now)
 	return append(args[:len(args)-2], m.mark)
@@ -155,8 +155,8 @@ func calendarMust(m must, now *time.Time) []any {
 // would not write so is turned away, read, and written anew before it is asked again. If the value
 // differs from that in the array, a limit of another kind has written it.
 
-// slotsTake returns the arguments of a bucket's take, in the slot of now. In the conflict's clauses
-// excluded.ts is the start of that slot, counted from origin, a whole number of slots after ts.
+// slotsTake returns the arguments of a sliding window's take, in the slot of now. In the conflict's
+// clauses excluded.ts is the start of that slot, a whole number of slots after origin.
 func slotsTake(c taking, now *time.Time) []any {
 	d := &c.Definition
 	return []any{
@@ -221,7 +221,7 @@ func bucketGive(g *Give, now *time.Time) []any {
 	return []any{g.Name, g.Key.Key, int32(g.Shard), d.Capacity, g.Tokens, now, d.Rate, d.Micros(), g.Most, g.Spent.Spent, spentEnd(d, &g.Spent)}
 }
 
-// windowGive returns the arguments of a bucket's give. Tokens that are out end with their window,
+// windowGive returns the arguments of a window's give. Tokens that are out end with their window,
 // and until then nothing comes in. The proposed ts is an edge, so the proposed ahead carries now.
 func windowGive(g *Give, now *time.Time) []any {
 	d := &g.Definition
@@ -254,8 +254,8 @@ func (t *Table) QueueRenew(batch *pgx.Batch, row decide.Row, seen, as bucket.Sta
 	batch.Queue(t.common["renew"], row.Name, row.Key.Key, int32(row.Shard), as.Value, as.TS, numbers(&as), seen.TS, seen.Value, newest)
 }
 
-// Reset deletes the rows of a key, so it is full, except rows from which tokens were ever
-// prefetched. It returns the shards of these rows, which are locked and unchanged.
+// Reset deletes the rows of a key, so it is full, except rows that may have tokens out. It returns
+// the shards of these, which stay locked and unchanged.
 func (t *Table) Reset(ctx context.Context, q Querier, key decide.Key) (left []int32, err error) {
 	var batch pgx.Batch
 	batch.Queue(t.common["reset"], key.Name, key.Key)

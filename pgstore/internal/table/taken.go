@@ -23,9 +23,9 @@ type Taken struct {
 	Xid   string // of the transaction or savepoint that took, if the statement returns it
 	Made  bool   // a give made the row; on a distributed table only Table.Give sets it
 
-	Out bucket.Out // of the row, set by gives; zero if nothing was ever prefetched from it
+	Out bucket.Out // of the row, set by gives; zero if nothing is out
 
-	Prefetched float64 // the tokens that a grant took for a lease
+	Extra float64 // tokens taken beyond what the calls asked for
 }
 
 // columns says what a take returns.
@@ -242,9 +242,9 @@ func instant(now *time.Time, read time.Time) time.Time {
 
 func micros(d time.Duration) float64 { return float64(d.Microseconds()) }
 
-// origin returns an instant from which to count the ticks of a row whose ts is known; zero for
-// none. By the calendar it is the ts for a full row that is made now. That is an edge; if the
-// clocks differ it may not be the newest, which makes no difference.
+// origin returns an instant from which to count the ticks of a row. ts is the row's if it is known,
+// otherwise zero. By the calendar it is the ts of a full row made now: an edge, if not always the
+// newest by the database's clock, which makes no difference.
 func origin(d *bucket.Definition, key string, ts time.Time, now *time.Time) time.Time {
 	switch {
 	case d.Every != 0:
@@ -279,5 +279,5 @@ func tick(d *bucket.Definition) float64 {
 // size returns how many totals a row with slots has.
 func size(d *bucket.Definition) int32 { return int32(d.Slots + 2) }
 
-// spentEnd returns until when ahead counts spent tokens.
+// spentEnd returns the instant until which ahead may still include spent tokens; NULL for none.
 func spentEnd(d *bucket.Definition, s *bucket.Spent) *time.Time { return orNull(d.Counted(s.SpentEnd)) }

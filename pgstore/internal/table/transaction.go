@@ -25,7 +25,7 @@ func Outlast(ctx context.Context) (context.Context, context.CancelFunc) {
 	return longer, func() { stop(); cancel() }
 }
 
-// Savepoint is the name of the savepoint before what may be undone in a caller's transaction.
+// Savepoint names the savepoint in a caller's transaction to which takes are rolled back.
 const Savepoint = "ratelimit_take"
 
 // ToSavepoint begins a batch that undoes everything since the savepoint.
@@ -38,7 +38,7 @@ func ToSavepoint() *pgx.Batch {
 
 const boundsSQL = `SELECT set_config('lock_timeout', $1::text, true), set_config('idle_in_transaction_session_timeout', $2::text, true)`
 
-// propagateSQL has Citus send the settings of a transaction to its nodes, where there is Citus.
+// propagateSQL makes Citus, if it is there, send the settings of a transaction to its nodes.
 const propagateSQL = `SELECT set_config('citus.propagate_set_commands', $1::text, true)
 WHERE current_setting('citus.propagate_set_commands', true) IS NOT NULL`
 
@@ -55,14 +55,14 @@ func (t *Table) QueueBounds(batch *pgx.Batch, wait time.Duration) {
 	batch.Queue(boundsSQL, milliseconds(wait), milliseconds(t.silence))
 }
 
-// queueLockTimeout puts into a batch the lock_timeout of the nodes of a distributed table. Citus sends
-// them what SET LOCAL sets, and not what set_config does. On other tables it does nothing.
+// queueLockTimeout puts into a batch the lock_timeout of the nodes of a distributed table. Citus
+// sends them what SET LOCAL sets, not what set_config sets. On other tables it does nothing.
 func (t *Table) queueLockTimeout(batch *pgx.Batch, timeout, propagate string) {
 	if !t.distributed {
 		return
 	}
 	batch.Queue(propagateSQL, "local")
-	batch.Queue("SET LOCAL lock_timeout = '" + strings.ReplaceAll(timeout, "'", "''") + "'") // a text of the server
+	batch.Queue("SET LOCAL lock_timeout = '" + strings.ReplaceAll(timeout, "'", "''") + "'") // as the server printed it
 	if propagate != "local" {
 		batch.Queue(propagateSQL, propagate)
 	}
@@ -107,7 +107,7 @@ FROM (
 	FROM (SELECT greatest(pg_current_xact_id()::text::int8, pg_snapshot_xmax(pg_current_snapshot())::text::int8 - 1) AS newest) AS n
 ) AS t`
 
-// Outcome reads the outcome of a transaction or savepoint. own says that it was on this connection.
+// Outcome reads the outcome of a transaction or savepoint. own says that it ran on this connection.
 func Outcome(ctx context.Context, q Querier, xid string, own bool) (outcome string, err error) {
 	err = q.QueryRow(ctx, outcomeSQL, xid, own).Scan(&outcome)
 	return outcome, err

@@ -34,8 +34,8 @@ func Lock(schema string, row decide.Row) int64 {
 }
 
 // A turn only orders transactions: correctness does not depend on it. Its lock's ID is no secret,
-// since all our processes take it, so any role may hold the lock. A transaction whose turn comes
-// too late goes on without it. For missedFor no other transaction takes turns at that row.
+// so any role may hold the lock. A transaction whose turn comes too late goes on without it. For
+// missedFor no other transaction takes turns at that row.
 const (
 	longestTurn = 500 * time.Millisecond // enough for a line of a hundred processes
 	missedFor   = 10 * time.Second
@@ -57,7 +57,7 @@ func (t *Table) Miss(locks ...int64) {
 	}
 }
 
-// Lines returns the locks at whose rows no turn came too late lately.
+// Lines removes the locks of rows at which a turn came too late within missedFor.
 func (t *Table) Lines(locks []int64) []int64 { return slices.DeleteFunc(locks, t.missed.Has) }
 
 // lockSessionSQL takes an advisory lock, and returns whether others had it.
@@ -184,7 +184,7 @@ func (t *Table) acquireFor(ctx context.Context, pool *pgxpool.Pool, g *Grant) (p
 // turnSQL sets the bounds of boundsSQL, and then waits for an advisory lock, which the transaction
 // has until it ends. It returns how long it waited, in nanoseconds, and sets another bound for the
 // locks after it. The transaction's statements find one row by its key, so a generic plan is as
-// good as any: otherwise each session would make five plans before that one.
+// good as any, and saves each session five plans before it.
 const turnSQL = `SELECT set_config('lock_timeout', $1::text, true), set_config('idle_in_transaction_session_timeout', $2::text, true),
 	set_config('plan_cache_mode', 'force_generic_plan', true),
 	set_config('synchronous_commit', CASE WHEN $3::bool THEN 'off' ELSE current_setting('synchronous_commit') END, true),
@@ -217,8 +217,8 @@ func (t *Table) queueGrant(batch *pgx.Batch, g *Grant, now *time.Time) {
 	batch.Queue(k.grantInTurn.sql, k.grantInTurn.args(g, now)...).QueryRow(func(row pgx.Row) error { return g.scan(row, now) })
 }
 
-// A transaction with others in line behind it frees its row before it is on disk. Afterwards the
-// commit of an empty message in the log waits for the disk, and no call is answered before that. A
+// A transaction that has had its turn frees its row before it is on disk. Afterwards the commit of
+// an empty message in the log waits for the disk, and no call is answered before that. A
 // transaction that takes the row meanwhile comes later in the log. A crash, or a standby, only
 // loses the end of the log.
 const awaitDiskSQL = conn.AwaitDisk

@@ -75,7 +75,7 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	}
 	defer pooled.Release() // also when the function panics or ends its goroutine
 	a.conn = pooled
-	if !a.held { // the outcome of a held attempt cannot be read anyway
+	if !a.held { // a held attempt has no transaction ID by which to read its outcome
 		if a.incarnation, err = incarnation(ctx, pooled); err != nil && pooled.Conn().IsClosed() {
 			return false, a.notBegun(ctx, a.taker.Fault("ask the server", err))
 		}

@@ -79,7 +79,7 @@ func (q *Queued) ofEnforced(requests []ratelimit.Request) (err error) {
 	return nil
 }
 
-// put puts the statements of the take into a batch. It forgets an earlier batch.
+// put puts the statements of the take into a batch, and forgets an earlier batch.
 func (q *Queued) put(batch *pgx.Batch) {
 	q.begin()
 	q.changes, q.marks = nil, nil

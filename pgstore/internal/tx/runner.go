@@ -21,13 +21,13 @@ import (
 //
 // Transactions of one process that take from the same row queue before they have a connection and
 // begin. Otherwise they would queue in PostgreSQL for the row, which stays locked until COMMIT.
-// Meanwhile each would keep a connection from others. Then it would fail: under SERIALIZABLE the
-// row has changed since its snapshot (40001). For a limit with several shards, as many transactions
-// run at a time as there are shards, each on its own shard.
+// Each would keep a connection while it waits, and then fail: under SERIALIZABLE the row has
+// changed since its snapshot (40001). For a limit with several shards, as many transactions run at
+// a time as there are shards, each on its own shard.
 type Runner struct {
 	*Taker
 	memory     *memory.Memory             // nil without Config.Escrow
-	queues     keyqueue.Queue[decide.Row] // Shard is the limit's number of shards here, which differs while a new definition is rolled out
+	queues     keyqueue.Queue[decide.Row] // Shard is here the number of shards, which differs while a new definition is rolled out
 	contention table.Lately               // the rows at which this process has met others
 }
 

@@ -134,8 +134,7 @@ func (b *Taker) waits(row decide.Row) bool {
 	return len(b.slow.Among(func() []int64 { return []int64{table.Lock(b.Schema, row)} })) > 0
 }
 
-// takeBegins begins a take, and returns the time. It returns the zero time if no other take is
-// under way.
+// takeBegins begins a take. It returns the time if other takes are under way, otherwise zero.
 func (b *Taker) takeBegins() (begun time.Time) {
 	if b.takes.Add(1) > 1 {
 		begun = time.Now()
@@ -268,9 +267,9 @@ func (b *Taker) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (
 // Rows of limits without shards are not behind a savepoint. Under SERIALIZABLE the newest minor
 // versions of PostgreSQL keep a predicate lock on each row written behind one. With more than two
 // of these on a page, transactions that touch none of the rows are aborted. Instead, tokens taken
-// in vain are put back. To know what to put back, try reads each row as it locks it, by giving it 0
-// tokens: the taken tokens, added to what is left, would be another number at another time. Rows
-// that refused stay locked, as a single one does.
+// in vain are put back. To know what to put back, try first locks and reads each row, by giving it
+// 0 tokens: adding the taken tokens to what is left would give another number. Rows that refused
+// stay locked, as a single one does.
 //
 // A shard that refused must not stay locked: two transactions that go on to each other's shards
 // would deadlock. So shards come last, behind a savepoint. A row that must be rewritten is
