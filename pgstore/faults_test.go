@@ -478,16 +478,23 @@ func TestRunnerLosesConnectionBeforeBegin(t *testing.T) {
 // runner says is true all the same, and nothing runs twice.
 func TestRunnerLosesCommit(t *testing.T) {
 	t.Parallel()
-	for name, want := range map[string]int{"the message": 0, "the reply": 1} { // orders
+	for name, test := range map[string]struct {
+		want int // orders
+		fate relay.Fate
+	}{
+		"the message":                       {0, relay.Cut},
+		"the reply":                         {1, relay.Cut},
+		"the reply, as a pooler reports it": {1, relay.Fatal},
+	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRelay(t)
+			want, r := test.want, newRelay(t)
 			db := pgtest.New(t, maxConns(2), r.through())
 			t.Cleanup(r.Close)
 			s := newShopOn(t, db, 10)
 			result, err := s.store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), func(pgx.Tx) error {
 				fate := func(n int, _ []byte) relay.Fate {
 					if n == 1 {
-						return relay.Cut
+						return test.fate
 					}
 					return relay.Pass
 				}

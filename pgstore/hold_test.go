@@ -154,12 +154,14 @@ func TestAcquireWaitInOrderBesideASlowAnswer(t *testing.T) {
 	})
 }
 
-// When a caller comes with a smaller Limit or Lease, it also holds for those who wait already.
+// When a caller comes with a smaller Limit or Lease, it also holds for those who wait already, even while
+// they look.
 func TestAcquireWaitGoesByTheNewestLimit(t *testing.T) {
 	t.Parallel()
 	const key = "k"
 	two := ratelimit.InFlight{Name: "two", Limit: 2, Lease: time.Hour}
-	test := func(t *testing.T, store permits, inLine func()) {
+	smaller := ratelimit.InFlight{Name: two.Name, Limit: 1, Lease: time.Minute}
+	test := func(t *testing.T, store permits, release func(first ratelimit.Permit)) {
 		t.Helper()
 		held := [2]ratelimit.Permit{}
 		for range held {
@@ -175,23 +177,35 @@ func TestAcquireWaitGoesByTheNewestLimit(t *testing.T) {
 			permit, err := store.AcquireWait(t.Context(), two.For(key))
 			got <- answer{permit, err}
 		}()
-		inLine()
-		refusedFor(t, store, ratelimit.InFlight{Name: two.Name, Limit: 1, Lease: time.Minute}, key)
-		for _, permit := range []ratelimit.Permit{held[1], held[0]} { // the first of them is to be given to nobody
-			should(t, store.Release(t.Context(), permit))
-		}
+		release(held[1]) // which is to be given to nobody
+		should(t, store.Release(t.Context(), held[0]))
 		a := <-got
 		if lease := a.permit.Until.Sub(a.permit.At); a.err != nil || a.permit.Number != 0 || lease != time.Minute || a.permit.InFlight.Lease != time.Minute {
 			t.Errorf("got %v with a lease of %v, and %v, want permit 0 with a lease of a minute", a.permit, lease, a.err)
 		}
 	}
-	holdDatabases(t, func(t *testing.T, store *pgstore.Store, _ *pgtest.DB) {
-		test(t, store.Permits(), func() {
+	holdDatabases(t, func(t *testing.T, store *pgstore.Store, db *pgtest.DB) {
+		test(t, store.Permits(), func(first ratelimit.Permit) {
 			eventually(t, "it stands in line", func() bool { return store.WaitingForPermits(two.Name, key) == 1 })
+			tx := begin(t, db, pgx.ReadCommitted)
+			mustExec(t, tx, "LOCK TABLE "+db.Schema+".rate_limits")
+			eventually(t, "it looks", func() bool { return pgtest.Blocks(t, db.Pool, tx) })
+			if _, err := store.Permits().Acquire(within(t, time.Second), smaller.For(key)); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("Acquire of what is locked: got %v, want the end of its context", err)
+			}
+			should(t, store.Permits().ReleaseTx(t.Context(), tx, first))
+			must(t, tx.Commit(t.Context()))
 		})
 	})
 	t.Run("memstore", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) { test(t, memstore.New(nil).Permits(), synctest.Wait) })
+		synctest.Test(t, func(t *testing.T) {
+			store := memstore.New(nil).Permits()
+			test(t, store, func(first ratelimit.Permit) {
+				synctest.Wait()
+				refusedFor(t, store, smaller, key)
+				should(t, store.Release(t.Context(), first))
+			})
+		})
 	})
 }
 

@@ -32,7 +32,7 @@ func (f *Permits) Await(ctx context.Context, request ratelimit.PermitRequest) (r
 	c := collector{Permits: f, waiter: w, key: key}
 	defer c.end()
 	if asks {
-		permit, err := c.try(ctx, search{limit: f.local.Wants(w)[0].Limit, look: table.PermitLook{Key: key}})
+		permit, err := c.try(ctx, search{look: table.PermitLook{Key: key}})
 		if err != nil || permit.OK {
 			return permit, err
 		}
@@ -72,7 +72,7 @@ func (c *collector) inLine(ctx context.Context) (ratelimit.Permit, error) {
 			c.first = time.Now()
 		}
 		limit := c.local.Wants(w)[0].Limit
-		s := search{limit: limit, look: table.PermitLook{Key: key}}
+		s := search{look: table.PermitLook{Key: key}}
 		if limit.Limit > mostLooked {
 			s.look.PartOf = limit.Limit
 		}
@@ -148,7 +148,12 @@ func (c *collector) try(ctx context.Context, s search) (ratelimit.Permit, error)
 		if c.waiter.Several() {
 			permit, err = c.acquireSet(ctx, asked)
 		} else {
+			s.limit = asked[0].Limit
 			permit, err = c.acquire(ctx, s)
+			if permit.OK && c.tooMuch(permit) {
+				c.GiveBack(ctx, permit)
+				return ratelimit.Permit{InFlight: s.limit, Key: asked[0].Key, N: 1}, nil
+			}
 		}
 		if err != nil || permit.OK {
 			return permit, err
@@ -163,6 +168,13 @@ func (c *collector) try(ctx context.Context, s search) (ratelimit.Permit, error)
 		return *got, nil
 	}
 	return permit, err
+}
+
+// tooMuch reports whether a permit has a number or a lease that the limit does not allow any more: a
+// caller came with a smaller one while it was searched for.
+func (c *collector) tooMuch(permit ratelimit.Permit) bool {
+	limit := c.local.Wants(c.waiter)[0].Limit
+	return permit.Number >= limit.Limit || permit.InFlight.LeaseOrDefault() > limit.LeaseOrDefault()
 }
 
 // collect takes and claims permits, and returns them when all are there.

@@ -103,7 +103,7 @@ func TestTurnFreesItsRowEarly(t *testing.T) {
 					}
 					done <- err
 				}()
-				for !pgtest.Blocks(t, tx, tx) {
+				for !pgtest.Blocks(t, d.Pool, tx) {
 					if len(done) > 0 {
 						t.Fatalf("answered before it was on disk: %v", <-done)
 					}

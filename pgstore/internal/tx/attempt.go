@@ -400,7 +400,7 @@ func (a *attempt) committed(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("%w: %w", conn.ErrOutcomeUnknown, err)
 	}
-	a.ended = a.ended && became == table.Committed
+	a.ended = a.ended && became != table.Aborted // it may be prepared
 	return became == table.Committed, nil
 }
 
