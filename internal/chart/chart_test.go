@@ -62,7 +62,7 @@ func TestTexts(t *testing.T) {
 func TestPicturesOfDocs(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("../../docs/*.svg")
-	if err != nil || len(files) < 4 {
+	if err != nil || len(files) == 0 {
 		t.Fatal(files, err)
 	}
 	for _, file := range files {
