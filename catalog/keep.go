@@ -176,7 +176,8 @@ func again(ctx context.Context, do func(patience time.Duration) error) (err erro
 	return fmt.Errorf("catalog: %w", err)
 }
 
-// editOwn makes edits in a transaction of their own. An edit for all keys takes several.
+// editOwn makes edits in a transaction of their own. An edit for all keys that changes rows takes
+// several transactions.
 func (c *Catalog) editOwn(ctx context.Context, agreed *Edit, edits ...KeyEdit) (made []Edit, err error) {
 	if err := c.usable(); err != nil {
 		return nil, err
@@ -384,8 +385,9 @@ func (c *Catalog) besideEdits(ctx context.Context, k *keeping, by *Override, agr
 				return err
 			}
 		}
+		// They now include the entries that keepKeys wrote.
 		if k.pending, _, _, err = c.pendingOfAll(ctx, k.edit.Name); err != nil {
-			return err // read again with the entries of these keys
+			return err
 		}
 	}
 	return errAgain
@@ -483,9 +485,9 @@ func (c *Catalog) keepKeys(ctx context.Context, k *keeping, keys []string) error
 // entries of their own.
 type replaced struct{ paused, apart []string }
 
-// replaceKeys changes the rows of some keys of an edit for all keys. sure says that the definition
-// is written in tx; until then, rows that cannot be marked stay as they are. A key that is measured
-// by other definitions than most, because of its override, gets a pending entry of its own.
+// replaceKeys changes the rows of some keys of an edit for all keys. sure says that tx has written
+// the definition. Before that, rows that cannot be marked are left alone. If a key's override makes
+// its definitions differ from those of most keys, the key gets a pending entry of its own.
 func (c *Catalog) replaceKeys(ctx context.Context, tx pgx.Tx, k *keeping, keys []string, sure bool) (done replaced, err error) {
 	var all []ratelimit.Replacement
 	var others []*pending

@@ -108,8 +108,8 @@ VALUES ($2::text, $3::text, $4::timestamptz, $5::text::jsonb, coalesce(` + pendi
 RETURNING p.id::text`
 	putOffPending = `UPDATE rate_limit_pending AS p SET due = ` + pendingNow + ` + $4::float8 * interval '1 microsecond', done = $5::text
 WHERE p.name = $2::text AND p.key IS NULL AND p.mark = $3::timestamptz`
-	// releasePending makes unsure entries with this mark due, or with NULL those of all marks. A
-	// cut is due now.
+	// releasePending makes the unsure entries with a mark due after a time; a NULL mark means all
+	// marks. An entry that lowers the capacity is due at once.
 	releasePending = `UPDATE rate_limit_pending AS p SET due = ` + pendingNow + ` +
 	CASE WHEN replace(p.measured->2->>'capacity', 'none', '0')::float8 < replace(p.measured->1->>'capacity', 'none', '0')::float8 THEN 0 ELSE $4::float8 END * interval '1 microsecond'
 WHERE p.name = $2::text AND p.due = 'infinity' AND ($3::timestamptz IS NULL OR p.mark = $3::timestamptz)`

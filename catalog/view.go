@@ -143,7 +143,7 @@ type edition struct {
 	copied    [len(keyed{})]bool // the parts of keys that are its own
 	was       *published
 	fresh     []*entry        // overrides that were put
-	newFaults map[string]bool // keys with faults that were found
+	newFaults map[string]bool // keys whose faults this edition found
 }
 
 func (f *family) edition() *edition {
@@ -350,8 +350,8 @@ func (v *view) inFlight(limit ratelimit.InFlight, key string, clock func() time.
 	return limit
 }
 
-// make makes and remembers the choice for a limit in code. If the overrides do not fit, it has the
-// limit in code.
+// make makes the choice for a limit in code, and remembers it. If the overrides do not fit that
+// limit, the choice is the limit itself.
 func (e *entry) make(of ratelimit.Limit, all *entry) *choice {
 	o, numbers := e.Override, e.without(FieldMode)
 	if all != nil {

@@ -294,8 +294,8 @@ func readDictionary(lines []string) []window {
 	return addWindow(nil, value("remaining"), value("reset"))
 }
 
-// addWindow adds the window of a structured field. An exhausted limit without a reset ends at an
-// unknown time.
+// addWindow adds the window of a structured field. If an exhausted limit has no reset, the time of
+// its refill is unknown.
 func addWindow(windows []window, remaining, reset any) []window {
 	r, ok := remaining.(int64)
 	if !ok || r < 0 {

@@ -120,7 +120,7 @@ func addList(h http.Header, name string, list httpsfv.List) {
 	}
 }
 
-// partition adds the partition key of a policy and key to items of that name.
+// partition adds to each item the partition key of key and of the policy that the item names.
 func (m *Middleware) partition(key string, items ...httpsfv.Item) {
 	for _, item := range items {
 		if len(m.config.PartitionSecret) > 0 {
@@ -191,7 +191,7 @@ func nextToken(d ratelimit.Definition, s ratelimit.Status) time.Duration {
 		return to.Sub(s.At)
 	}
 	if d.Kind == ratelimit.KindFixedWindow {
-		// The limit is full at an edge, and the next edge lies whole periods before it.
+		// ResetAfter ends at an edge. The next edge is a whole number of periods earlier.
 		if next := s.ResetAfter % d.Period; next > 0 {
 			return next
 		}

@@ -151,7 +151,8 @@ const (
 	statusOverloaded = 529 // Anthropic's, for an overloaded server
 )
 
-// readAnswer reads the limits from a response.
+// readAnswer reports whether a response is a refusal, whether it pauses the limit, and for how
+// long.
 func readAnswer(resp *http.Response) edge.Answer {
 	advice := ReadAdvice(resp.Header, time.Now())
 	a := edge.Answer{Exhausted: advice.Exhausted, Wait: advice.Reset}

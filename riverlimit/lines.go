@@ -33,8 +33,8 @@ const (
 	soon = 250 * time.Millisecond
 
 	wakeTimeout = 5 * time.Second
-	mostParked  = 1000 // jobs of a statement
-	mostLooked  = 100  // lines of a statement
+	mostParked  = 1000 // jobs that one statement parks
+	mostLooked  = 100  // lines that one statement looks at
 
 	// mostBehind is how many jobs a tenant may catch up on others under a shared limit.
 	mostBehind = 20
@@ -336,9 +336,9 @@ func (l *lines) share(c client, parts []ratelimit.Permit, held time.Duration) (s
 	return shared
 }
 
-// turn returns the line under a shared one whose next job is woken, or nil. Of those that may have
-// one more wait in workers here, it is the one whose jobs have held permits for the shortest time.
-// It needs mu.
+// turn returns the line under a shared one whose next job is woken, or nil. Only lines with parked
+// jobs, and with room for one more in workers here, get a turn. Among them it picks the line whose
+// jobs have held permits for the shortest time; jobs that wait here count as well. It needs mu.
 func (l *lines) turn(shared *line) (next *line) {
 	least := time.Duration(0)
 	for _, li := range shared.under {
@@ -415,7 +415,7 @@ func (l *lines) answered(c client, call *call) {
 	if li == nil {
 		return
 	}
-	li.known = call.More || li.parks != call.parks // the look may have missed these
+	li.known = call.More || li.parks != call.parks // the look may have missed jobs that were parked since it began
 	if call.Woken > 0 {
 		li.moved = time.Now()
 	}

@@ -64,11 +64,12 @@ type MiddlewareConfig struct {
 	StartSlack time.Duration
 
 	// MaxWait is the longest that a job waits in the worker, where it occupies one of the queue's
-	// MaxWorkers and can be on time to the millisecond. A job that must wait longer is snoozed until
-	// half of MaxWait before its instant. So choose MaxWait above twice River's FetchPollInterval (1
-	// second), and RescueStuckJobsAfter (1 hour) above twice MaxWait and the job's own time. As many
-	// jobs of a key wait as its limit refills tokens within MaxWait: have more MaxWorkers than that, or
-	// they keep other jobs out. The default is 3 seconds.
+	// MaxWorkers and can be on time to the millisecond. A job that must wait longer is snoozed
+	// until half of MaxWait before its instant. So choose MaxWait above twice River's
+	// FetchPollInterval (1 second), and RescueStuckJobsAfter (1 hour) above twice MaxWait and the
+	// job's own time. The jobs of one key that wait in workers are as many as the tokens that its
+	// limit refills within MaxWait. Set MaxWorkers higher than that, or these jobs keep others out.
+	// The default is 3 seconds.
 	MaxWait time.Duration
 
 	// Jitter spreads jobs that must wait over this much after their instants. The default is none.
@@ -256,9 +257,9 @@ func slides(r ratelimit.Request) bool {
 	return ratelimit.NameOf(r.Limit) != "" && r.Limit.Definition().Kind == ratelimit.KindSlidingWindow
 }
 
-// reserveAll returns the job's reservation once it is due. Of several limits it reserves the one
-// with the longest wait first, and the others when that is due. So what it takes from a shared
-// limit is for work that starts now.
+// reserveAll returns the job's reservation once it is due. It reserves several limits together if
+// all are granted now. Otherwise it reserves the one with the longest wait, and the others when
+// that is due. So what it takes from a shared limit is for work that starts now.
 func (m *Middleware) reserveAll(ctx context.Context, job *rivertype.JobRow, requests, holding []ratelimit.Request) (n note, now *instant, err error) {
 	n = noteOf(ctx, job)
 	earlier := len(n.Paid) > 0 // and maybe paused since

@@ -29,7 +29,7 @@ type note struct {
 	Receipts []*ratelimit.Receipt `json:"receipts,omitempty"`
 	// Started is true when the attempt has begun. River takes back some of these attempts as well.
 	Started bool `json:"started,omitempty"`
-	// Parked is true once the job was parked. It comes again when it is woken, or by itself.
+	// Parked is true once the job was parked. The job comes again when it is woken, or by itself.
 	Parked bool `json:"parked,omitempty"`
 	// Turn is when a refused job's turn is, behind those that were refused before it.
 	Turn time.Time `json:"turn,omitzero"`

@@ -25,8 +25,9 @@ const parkedFor = 24 * time.Hour
 // in JSON without the key.
 type Line = parked.Line
 
-// Lines returns the longest lines of parked jobs, at most so many: those of a limit's keys, or of
-// all limits if limit is "". It is for metrics and alarms, and reads the whole table.
+// Lines returns the longest lines of parked jobs; most bounds their number. They are the lines of a
+// limit's keys, or of all limits if limit is "". It is for metrics and alarms, and reads the whole
+// table.
 func Lines(ctx context.Context, store *pgstore.Store, limit string, most int) ([]Line, error) {
 	if store == nil || store.Pool() == nil {
 		return nil, invalid("Store", nil, "must have a pool")
@@ -113,7 +114,7 @@ type call struct {
 	limit int           // permits of the key
 	lease time.Duration // the first of those left comes by itself after so long
 	freed int           // permits that the caller has released
-	extra int           // permits' worth of jobs that may wait for one in workers of this process
+	extra int           // weight of the jobs that may be woken to wait in workers here, beyond the free permits
 	ended []int64       // jobs that leave the line: they run, or have ended
 	parks int           // how many jobs had been parked there by this process
 	found

@@ -32,7 +32,8 @@ func (m *Middleware) Rows(r ratelimit.Request) []ratelimit.Request {
 	return m.rows(decide.Resolved(m.config.Catalog, []ratelimit.Request{r})[0])
 }
 
-// rows returns the Rows of a request that the catalog has resolved.
+// rows returns the requests that take r's tokens: from its limit, and with HardStart also from its
+// gate. The catalog has resolved r.
 func (m *Middleware) rows(r ratelimit.Request) []ratelimit.Request {
 	if !m.config.HardStart || ratelimit.NameOf(r.Limit) == "" || slides(r) {
 		return []ratelimit.Request{r}

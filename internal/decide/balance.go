@@ -28,7 +28,7 @@ func (a *Demand) Held(paid *receipt.Limit, n float64, reserve bool, after *bucke
 func (a *Demand) Refused(n float64, state bucket.State, at time.Time) (ratelimit.Result, bool) {
 	d, without := &a.Definition, state
 	paused := state.Paused.After(at)
-	if paused { // a pause leaves the tokens of an allow as they are
+	if paused { // a pause delays an allow, and leaves its tokens as they are
 		without.Paused = time.Time{}
 	}
 	_, ok := d.Take(without, at, n, a.Floor)

@@ -15,7 +15,7 @@ type View struct {
 	At     time.Time
 }
 
-// Read replaces the states of shards that were not found by full ones.
+// Read sets the state of each shard that was not found to full.
 func (a *Demand) Read(states []bucket.State, found []bool, at time.Time) []bucket.State {
 	each := a.Definition.Shard()
 	for shard := range states {

@@ -101,8 +101,8 @@ func (s *Settlement) add(seen *Definitions, payments []receipt.Payment, used []f
 }
 
 // Spread divides the tokens that a limit with shards used beyond those paid. It takes from the
-// fullest rows first, so that all end at the same value; states are those of s.Changes at now. If
-// one shard paid for all, the others would grant these tokens again.
+// fullest rows, and leaves these at one value; emptier rows stay as they are. states are those of
+// s.Changes at now. If one shard paid for all, the others would grant these tokens again.
 func (s *Settlement) Spread(states []bucket.State, now time.Time) {
 	for _, o := range s.over {
 		a := s.Call.Demands[o.ask]

@@ -39,7 +39,7 @@ type Permits struct {
 
 // keyState holds what a process knows of a key's permits.
 type keyState struct {
-	looked bool               // false if no permit was read or tried yet; then one is picked at random
+	looked bool               // false until permits are read or one is tried in vain; until then one is picked at random
 	free   []Choice           // permits seen free; the last is tried next
 	away   map[int]mark       // permits that this process tries or holds
 	line   list.List          // of *Waiter, in the order in which they came
@@ -179,7 +179,7 @@ func (s *Permits) ChooseAll(key decide.Key, n, limit int, now time.Time) []Choic
 	var chosen []Choice
 	k.free = slices.DeleteFunc(k.free, func(c Choice) bool {
 		if c.Number >= limit || k.isAway(c.Number, now) {
-			return true // or free has it twice
+			return true // or free held it twice
 		}
 		chosen = append(chosen, c)
 		k.try(c.Number, now)

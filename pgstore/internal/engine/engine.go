@@ -81,7 +81,7 @@ type Pending struct {
 	Call  decide.Call
 	One   [1]decide.Demand // room for the demand of a Call that has one
 	Check bool
-	Extra bool // a Memory's own call: it wants the tokens added to a grant, and no result
+	Extra bool // a Memory's own call: it wants only the tokens added to a grant
 
 	Attachment any // what a Memory keeps with the call
 

@@ -152,7 +152,7 @@ func (e *Engine) answerGroup(changes *[1]decide.Change, tickets []*Ticket, g *ta
 			continue
 		}
 		change.Count, change.After = p.Call.Demands[0].Count, g.Taken.After
-		if rest -= change.Count; rest != 0 { // the state before later calls
+		if rest -= change.Count; rest != 0 { // put back what later calls took
 			change.After = g.Definition.Spend(g.Taken.After, g.Taken.At, -rest)
 		}
 		p.Result = e.known.Granted(&p.Call, changes[:], g.Taken.At, "", nil)

@@ -80,7 +80,8 @@ func (e *Engine) mark(row decide.Row) *queue {
 	return q
 }
 
-// LockedRows returns the number of rows whose own queue is needed.
+// LockedRows returns the number of locked rows whose own queue is still needed. On a table that
+// cannot pass over locked rows it returns 0.
 func (e *Engine) LockedRows() (n int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -208,7 +209,7 @@ type parts struct {
 const (
 	partsKnown = time.Minute // how long parts are remembered
 	mostKnown  = 1 << 17     // the number of keys whose parts are remembered
-	fewest     = 4           // the number of calls under way for each part above which they share statements
+	fewest     = 4           // calls share statements if more than this many for each part are under way
 )
 
 // queueOnNode returns the queue of a call for one row of a distributed table: that of its part, if

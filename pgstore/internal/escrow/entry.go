@@ -281,8 +281,8 @@ func (e *Entry) Refuse(n float64) (ratelimit.Result, bool) {
 	return e.template.Refused(n, state, at)
 }
 
-// Refusal returns the row that refused a call lately, and now on the database's clock; false if
-// there is none.
+// Refusal returns the state of the row that refused a call lately, and the present instant on the
+// database's clock. It returns false if no refusal is known.
 func (e *Entry) Refusal() (state bucket.State, at time.Time, ok bool) {
 	r := e.refusal.Load()
 	if r == nil || r.changes != e.changes.Load() {

@@ -69,8 +69,8 @@ func (c *Config) giveBack(returns []Return) {
 	}
 }
 
-// Lowered returns the capacity with which a statement counts when it prefetches for lasts; 0 if
-// nothing can be prefetched for that long.
+// Lowered returns the capacity less the tokens refilled during lasts, with which a statement counts
+// when it prefetches for so long. If it is 0, nothing can be prefetched.
 func Lowered(d *bucket.Definition, lasts time.Duration) float64 {
 	return max(0, d.Capacity-d.Inflow(lasts))
 }
@@ -175,8 +175,9 @@ func (m *Cache) FindOrAdd(a *decide.Demand) *Entry {
 	return e
 }
 
-// add adds an entry in an empty place, or replaces an idle one. It returns the replaced entry if
-// that has another definition of the limit.
+// add returns the key's entry with this definition, and makes it if it is missing. A new entry
+// replaces the key's entry with another definition, which is returned as replaced. Without one it
+// takes an empty place, or that of an idle entry. If there is none, add returns nil.
 func (m *Cache) add(a *decide.Demand) (e, replaced *Entry) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -79,8 +79,8 @@ type lease struct {
 	accounted float64     // unspent when it was counted last; needs the entry's lock
 }
 
-// take takes n of the tokens left, or all of them with some. A transaction's tokens are added to
-// out first, so that they never look spent in between.
+// take takes n tokens. If fewer are left, it takes them all if some is true, otherwise none. A
+// transaction's tokens are added to out first, so that they never look spent in between.
 func (l *lease) take(n float64, some, transaction bool) (took, left float64) {
 	if !transaction {
 		return l.left.take(n, some)

@@ -224,7 +224,7 @@ func (s *spent) counts(until time.Time, now moment) bool {
 	}
 }
 
-// add adds n tokens that were out until an instant, if the row counts them.
+// add adds n spent tokens of a lease that ends at until, if the row still counts them as out.
 func (s *spent) add(n float64, until time.Time, now moment) {
 	if s.counts(until, now) {
 		s.count += n

@@ -72,7 +72,8 @@ func (f *Permits) changeHeld(ctx context.Context, op *table.PermitOp) error {
 // errHeld reports a permit that is held and whose row a transaction has locked.
 var errHeld = errors.New("pgstore: the permit is locked")
 
-// changeOnce makes one attempt of changeHeld.
+// changeOnce makes an operation on a held permit, without waiting. It returns errHeld if a
+// transaction has locked the permit's row.
 func (f *Permits) changeOnce(ctx context.Context, op *table.PermitOp) error {
 	next := op.Clone() // a caller that gives up must not share op with its next attempt
 	err := f.apply(ctx, next)

@@ -136,10 +136,10 @@ func (s *search) refused(err error) (ratelimit.Permit, error) {
 	return refusal(s.limit.For(s.look.Key.Key), &s.look), nil
 }
 
-// AcquireIn does in a caller's transaction what Acquire does. An attempt stands behind a savepoint: if
-// it fails without one, the permit's holder would have to wait for the transaction. Free permits are
-// read on another connection if the pool has one, because reading in the transaction would abort
-// others under SERIALIZABLE.
+// AcquireIn does in a caller's transaction what Acquire does. Each attempt stands behind a
+// savepoint. Without it, a failed attempt would keep the permit's row locked, and the permit's
+// holder would wait for the transaction. Free permits are read on another connection if the pool
+// has one, because reading in the transaction would abort others under SERIALIZABLE.
 //
 // Permits are passed over by advisory locks, and any role may hold such a lock. So if only
 // passed-over permits seem free, a few are tried again without the lock.

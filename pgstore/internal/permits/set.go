@@ -121,7 +121,8 @@ type setSearch struct {
 	take  func(*table.PermitOp) (asked bool, err error)
 }
 
-// acquireSet takes all permits of requests. Their limits may be those that hold for a waiter.
+// acquireSet takes all permits of requests. A waiter passes the limits that hold for it now, which
+// may be smaller than those it asked for.
 func (f *Permits) acquireSet(ctx context.Context, asked []ratelimit.PermitRequest) (ratelimit.Permit, error) {
 	s := f.search(asked)
 	s.alone = true
@@ -235,7 +236,7 @@ func (s *setSearch) choose(i int) ([]flight.Choice, error) {
 		return nil, err
 	}
 	part.look = seen
-	part.vain = slices.DeleteFunc(part.vain, func(number int) bool { // its row exists by now
+	part.vain = slices.DeleteFunc(part.vain, func(number int) bool { // a number whose row exists by now can be tried again
 		return slices.ContainsFunc(seen.Permits, func(v table.PermitView) bool { return v.Number == number })
 	})
 	part.saw()

@@ -218,7 +218,7 @@ func (c *collector) collect(ctx context.Context, r ratelimit.PermitRequest) (*ra
 		return nil, nil
 	case err != nil:
 		return nil, c.FaultOf("collect permits of", []string{c.key.Name}, err)
-	case col.Turn != began: // the turn is lost; or all permits are there, and a transaction may still hand over one more
+	case col.Turn != began: // the turn was lost, or all permits are there; a transaction may still hand over one more for it
 		c.abandon(began)
 	}
 	if began == 0 && col.Turn != 0 {

@@ -60,10 +60,10 @@ func (t plainTable) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision,
 	return d.run(ctx, pool, lock, t.queueWrite)
 }
 
-// lockAll begins a transaction that locks and reads a decision's rows. It does not find rows that
-// another transaction has locked. If another transaction is making one of the missing rows, lockAll
-// makes the others in transactions of their own. Before it waits for a row it makes all missing
-// rows so, and locks nothing else meanwhile.
+// lockAll begins a transaction that locks and reads a decision's rows. It skips rows that another
+// transaction has locked. If another transaction is making a missing row, lockAll first makes the
+// others in separate transactions. If it must wait for a row, it always makes the missing rows
+// separately, so it holds no lock meanwhile.
 func (t plainTable) lockAll(ctx context.Context, pooled *pgxpool.Conn, d *Decision, now *time.Time) (*Rows, error) {
 	if d.Await == nil {
 		rows, err := t.lockRows(ctx, pooled, d, d.Missing, now)

@@ -297,9 +297,9 @@ func (t *Table) PrunablePermits(ctx context.Context, q Querier, name string, bef
 	return n, err
 }
 
-// PrunePermits deletes permits of a name that have been free since before an instant: up to most of
-// them, or all on a distributed table. The next fence of such a permit is still larger, since it is
-// the instant of its take.
+// PrunePermits deletes the rows of a name's permits that have been free since before an instant.
+// The argument most bounds their number, except on a distributed table. The next fence of such a
+// permit is still larger, since a fence is the instant of the take.
 func (t *Table) PrunePermits(ctx context.Context, q Querier, name string, before time.Time, most int) (deleted int64, err error) {
 	tag, err := q.Exec(ctx, t.inflight["permit_prune"], name, before, int64(most))
 	return tag.RowsAffected(), err

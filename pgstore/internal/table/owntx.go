@@ -85,8 +85,8 @@ func (t *Table) awaitOne(ctx context.Context, c *conn.Conn, rows []decide.Row) e
 	return nil
 }
 
-// transact runs do in a transaction that waits for a lock at most wait. If COMMIT is not answered,
-// even because ctx ended, the error is ErrOutcomeUnknown.
+// transact runs do in a transaction that waits no longer than wait for a lock. If COMMIT gets no
+// answer, the error is ErrOutcomeUnknown, also if ctx ended first.
 func (t *Table) transact(ctx context.Context, c *conn.Conn, wait time.Duration, do func(context.Context, pgx.Tx) error, rolledBack func()) error {
 	pooled, err := c.Pool.Acquire(ctx)
 	if err != nil {

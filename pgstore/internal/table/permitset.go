@@ -236,9 +236,8 @@ func (c *Collection) scan() func(pgx.Rows) error {
 	})
 }
 
-// AbandonPermits frees the permits that a waiter has collected in a turn and not received, and ends
-// its claims and its turn. It returns how many rows are left, since another transaction has them
-// locked.
+// AbandonPermits ends a waiter's turn and its claims, and frees the permits collected in the turn.
+// It returns the number of rows that it skipped because another transaction had locked them.
 func (t *Table) AbandonPermits(ctx context.Context, q Querier, key decide.Key, turn int64) (left int, err error) {
 	err = q.QueryRow(ctx, t.inflight["permit_abandon"], key.Name, key.Key, turn).Scan(&left)
 	return left, err

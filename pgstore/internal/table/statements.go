@@ -14,8 +14,8 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
-// New reads the statements for the table in a schema, "" for the search_path's. The server releases
-// a transaction's locks after it has heard nothing from the client for silence.
+// New reads the statements for the table in a schema; "" means the one on the search_path. If the
+// server hears nothing from the client for the duration silence, it releases a transaction's locks.
 func New(schema string, distributed bool, silence time.Duration) *Table {
 	name := pgx.Identifier{conn.Table}
 	if schema != "" {

@@ -3,9 +3,9 @@
 // an argument, nil for the database's clock.
 //
 // The statements are for PostgreSQL 14 and later. Every parameter is cast, so that they run in all
-// of pgx's query exec modes and through PgBouncer. Those for callers' transactions on a distributed
-// table (Citus) concern one row. Their INSERT reads the clock in VALUES only, and has nothing
-// volatile or stable and no sub-select in SET and in the conflict's WHERE.
+// of pgx's query exec modes and through PgBouncer. On a distributed table (Citus), a statement for
+// a caller's transaction concerns one row. Its INSERT reads the clock in VALUES only. Its SET and
+// the conflict's WHERE call only immutable functions, and have no sub-select.
 package table
 
 import (

@@ -195,7 +195,7 @@ func (t *Table) Give(ctx context.Context, q Querier, batch *pgx.Batch, gives []G
 	}
 	QueueNow(batch, now, &at)
 	err = q.SendBatch(ctx, batch).Close()
-	for i := range rows.Rows { // another definition may have made a row after the read
+	for i := range rows.Rows { // one that is not full was made since, with another definition
 		g := &gives[i]
 		g.Taken.Made = !rows.Found[i] && g.Definition.Plain(g.Taken.After, at) && g.Definition.Missing(g.Taken.After) == 0
 	}

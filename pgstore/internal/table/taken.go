@@ -77,8 +77,9 @@ func (t *Taken) scanned(err error, s *state) error {
 	return err
 }
 
-// charge corrects the At of a take, which is the clock after the decision. The clock that decided
-// was read before the wait for the row, and is no later than the end of the row's tick.
+// charge corrects the At of a take. The statement returns the clock after it waited for the row,
+// but decided by the clock before. So charge moves At back to the end of the row's tick at the
+// latest.
 func (t *Taken) charge(d *bucket.Definition, now *time.Time) {
 	last := d.Next(t.After.TS).Add(-time.Microsecond)
 	if t.At = instant(now, t.At); t.At.After(last) {

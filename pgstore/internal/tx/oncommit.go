@@ -59,7 +59,7 @@ type work struct {
 	tx      pgx.Tx // nil before the first statement
 	begun   bool   // the transaction's ID is known
 	reading bool   // the results of the first statement are open
-	ended   bool   // by Commit or Rollback
+	ended   bool   // after Commit, Rollback, or a statement such as ROLLBACK
 	took    bool   // the takes are committed
 	lost    error  // of a COMMIT without an answer
 }
@@ -85,8 +85,8 @@ func (w *work) send(ctx context.Context, statements ...*pgx.QueuedQuery) pgx.Bat
 }
 
 // begin begins the transaction in a round trip of its own, if no statement has begun it. If a
-// statement such as ROLLBACK has ended it, begin fails, since later statements would run without a
-// limit.
+// statement such as ROLLBACK has ended it, begin fails. Otherwise later statements would commit
+// without the takes.
 func (w *work) begin(ctx context.Context) error {
 	switch {
 	case w.tx == nil:

@@ -170,7 +170,8 @@ func (u *run) attempt(ctx context.Context) (err error) {
 }
 
 // enter waits for the transaction's turn at its rows. With a memory it first claims the tokens that
-// memory holds. If it had to wait, and prefetching pays by then, it claims once more.
+// memory holds. If it claimed none, had to wait, and prefetching pays by then, it gives up the
+// turn, claims once more, and waits again.
 func (u *run) enter(ctx context.Context) (shards []int, leave func(), err error) {
 	if u.queued != nil { // it has the row for one round trip only, so it waits in PostgreSQL
 		return nil, func() {}, u.claimHeld(ctx)
