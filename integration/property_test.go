@@ -400,10 +400,8 @@ func pause(t *rapid.T, s *memstore.Store, l ratelimit.Limit, key string, micros 
 	return until.String()
 }
 
-// What is settled leaves what there would be if the call had taken that: less comes back, up to the
-// capacity, and more is taken whatever there is. To cancel is to settle for nothing. Both are done
-// once, and by its text a receipt is as good.
-func TestSettleOnce(t *testing.T) {
+// A result that was cancelled gives back what it took, once.
+func TestCancelOnce(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	rapid.Check(t, func(t *rapid.T) {
@@ -413,7 +411,7 @@ func TestSettleOnce(t *testing.T) {
 		d := definition(l)
 		none := []ratelimit.Request{l.ForN("k", 0)}
 		var taken []ratelimit.Result
-		settled := map[*ratelimit.Receipt]bool{nil: true}
+		cancelled := map[*ratelimit.Receipt]bool{}
 		spent := 0.0 // the row may have been that low, and was rounded there
 		for range rapid.IntRange(1, 20).Draw(t, "steps") {
 			now = later(t, d, now, now, true)
@@ -423,42 +421,74 @@ func TestSettleOnce(t *testing.T) {
 				if res.OK != (res.Receipt != nil) {
 					t.Fatalf("OK = %v with receipt %v", res.OK, res.Receipt)
 				}
-				if res.OK && rapid.Bool().Draw(t, "by text") {
-					text, err := res.Receipt.MarshalText()
-					must(t, err)
-					res.Receipt = new(ratelimit.Receipt)
-					must(t, res.Receipt.UnmarshalText(text))
-				}
 				taken = append(taken, res)
-				spent += res.Taken
+				spent += res.Request.Count
 				continue
 			}
-			res := rapid.SampledFrom(taken).Draw(t, "settle")
-			before, used, done := values(t, s, none)[0], 0.0, false
-			if res.Receipt == nil || rapid.Bool().Draw(t, "cancel") {
-				var err error
-				done, err = s.Cancel(ctx, res.Receipt)
-				must(t, err)
-			} else {
-				used = counts(d, true).Draw(t, "used")
-				got, err := s.Settle(ctx, res.Receipt, used)
-				done = err == nil
-				if !done && !errors.Is(err, ratelimit.ErrSettled) || done && (got.Taken != used || !got.OK || got.Value != values(t, s, none)[0]) {
-					t.Fatalf("Settle(%v) = %v, %v", used, got, err)
-				}
-			}
-			if done == settled[res.Receipt] {
-				t.Fatalf("settled %v, and before that %v", done, settled[res.Receipt])
+			res := rapid.SampledFrom(taken).Draw(t, "cancel")
+			before := values(t, s, none)[0]
+			ok, err := s.Cancel(ctx, res.Receipt)
+			must(t, err)
+			if want := res.Receipt != nil && !cancelled[res.Receipt]; ok != want {
+				t.Fatalf("Cancel() = %v, want %v", ok, want)
 			}
 			want, off := before, 0.0
-			if done {
-				settled[res.Receipt] = true
-				spent += used
-				want = min(before+res.Taken-used, max(before, d.Capacity))
+			if ok {
+				want = min(before+res.Request.Count, d.Capacity)
 				off = max(math.Abs(before), spent, d.Capacity) * slack // added before what came in, not after
+				cancelled[res.Receipt] = true
 			}
 			if after := values(t, s, none)[0]; math.Abs(after-want) > off {
-				t.Fatalf("settled %v for %v of %v: %v tokens after %v, want %v", done, used, res.Taken, after, before, want)
+				t.Fatalf("Cancel() = %v of %v: %v tokens after %v, want %v", ok, res.Request.Count, after, before, want)
+			}
+		}
+	})
+}
+
+// What is settled leaves what there would be if the call had taken that: less comes back,
+// up to the capacity, and more is taken whatever there is. By its text a receipt is as
+// good.
+func TestSettle(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	rapid.Check(t, func(t *rapid.T) {
+		now := epoch
+		s := memstore.New(func() time.Time { return instant(now) })
+		l := limits("a").Draw(t, "limit")
+		d := definition(l)
+		none := []ratelimit.Request{l.ForN("k", 0)}
+		spent := 0.0 // the row may have been that low, and was rounded there
+		for range rapid.IntRange(1, 12).Draw(t, "steps") {
+			now = later(t, d, now, now, true)
+			res, err := s.Reserve(ctx, l.ForN("k", counts(d, true).Draw(t, "count")))
+			must(t, err)
+			if !res.OK {
+				continue
+			}
+			now = later(t, d, now, now, true)
+			receipt := res.Receipt
+			if rapid.Bool().Draw(t, "by text") {
+				text, err := receipt.MarshalText()
+				must(t, err)
+				receipt = new(ratelimit.Receipt)
+				if err := receipt.UnmarshalText(text); err != nil {
+					t.Fatal(err)
+				}
+			}
+			before, used := values(t, s, none)[0], counts(d, true).Draw(t, "used")
+			settled, err := s.Settle(ctx, receipt, used)
+			must(t, err)
+			want := min(before+res.Taken-used, max(before, d.Capacity))
+			spent += res.Taken + used
+			off := max(math.Abs(before), spent, d.Capacity) * slack
+			if math.Abs(settled.Value-want) > off || settled.Taken != used || !settled.OK {
+				t.Fatalf("Settle(%v) of %v: %v tokens after %v, want %v", used, res.Taken, settled.Value, before, want)
+			}
+			if after := values(t, s, none)[0]; after != settled.Value {
+				t.Fatalf("Settle() tells of %v tokens, and there are %v", settled.Value, after)
+			}
+			if _, err := s.Settle(ctx, receipt, used); !errors.Is(err, ratelimit.ErrSettled) {
+				t.Fatalf("Settle() again: %v", err)
 			}
 		}
 	})
